@@ -83,7 +83,7 @@ async def publish(broker: Broker, producer: Producer, batches: list[memoryview])
 
     started = time.thread_time()
     for batch in batches:
-        broker.publish(ROOT, producer, batch, answered)
+        broker.batches.publish(ROOT, producer, batch, answered)
     await done.wait()
     return time.thread_time() - started
 
@@ -97,7 +97,7 @@ async def measure_publishing(pairs: int, bindings: int) -> float:
     with tempfile.TemporaryDirectory() as directory:
         async with open_broker(Path(directory), audit=AuditParts(ListSink())) as broker:
             broker.audit.start(broker._tasks)
-            await broker.create_topic(ROOT, TOPIC, TopicConfig(ack_level=AckLevel.MEMORY))
+            await broker.topics.create(ROOT, TOPIC, TopicConfig(ack_level=AckLevel.MEMORY))
             with broker.audit.operation(Origin("native", "127.0.0.1"), "OpenProducer"):
                 producer = await broker.open_producer(ROOT, TOPIC, 0, "", 0, 0)
             session = producer.session
@@ -170,7 +170,7 @@ async def measure_force(bindings: int) -> float:
     bind(rules, bindings, "user:guest", "namespace-admin", "/default")
     with tempfile.TemporaryDirectory() as directory:
         async with open_broker(Path(directory), authorizer=rules) as broker:
-            await broker.create_topic(ROOT, TOPIC, TopicConfig())
+            await broker.topics.create(ROOT, TOPIC, TopicConfig())
             sink = NoSink()
             for number in range(OPEN):
                 await broker.open_producer(ROOT, TOPIC, 0, "", 0, 0)

@@ -158,7 +158,7 @@ class BrokerClient:
         return self._clock
 
     async def create(self, **config: Any) -> None:
-        await self.broker.create_topic(ANONYMOUS, self.topic, TopicConfig(**config))
+        await self.broker.topics.create(ANONYMOUS, self.topic, TopicConfig(**config))
 
     async def producer(
         self,

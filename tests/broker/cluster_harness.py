@@ -462,7 +462,7 @@ class PlacingCluster(Cluster):
 
     async def create(self, by: Node, topic: TopicName = TOPIC, **config: Any) -> int:
         """Create a topic, wait until every broker knows it, and return its id."""
-        await by.broker.create_topic(ANONYMOUS, topic, TopicConfig(**config))
+        await by.broker.topics.create(ANONYMOUS, topic, TopicConfig(**config))
         await self.know(topic)
         return by.registry.topic(topic).topic_id
 
@@ -534,7 +534,7 @@ class MovingCluster:
     async def create(self, partitions: int = 0, ack_level: AckLevel = AckLevel.STORED, **config: Any) -> int:
         """Create the topic through any broker, and wait until every partition is open; return its id."""
         by = next(iter(self.brokers.values()))
-        await by.broker.create_topic(ANONYMOUS, TOPIC, TopicConfig(partitions, ack_level=ack_level, **config))
+        await by.broker.topics.create(ANONYMOUS, TOPIC, TopicConfig(partitions, ack_level=ack_level, **config))
         await until(lambda: all(one.broker._registry.find_topic(TOPIC) is not None for one in self.brokers.values()))
         await until(lambda: len(self.owners()) == max(1, partitions))
         return by.broker._registry.topic(TOPIC).topic_id
@@ -580,7 +580,7 @@ class TalkingCluster(Cluster):
     async def create(self, topic: TopicName = TOPIC, partitions: int = 0, **config: Any) -> int:
         """Create a topic whose partitions belong to the brokers in turn; return its id."""
         first, names = next(iter(self.nodes.values())), list(self.nodes)
-        await first.broker.create_topic(ANONYMOUS, topic, TopicConfig(partitions, **config))
+        await first.broker.topics.create(ANONYMOUS, topic, TopicConfig(partitions, **config))
         topic_id = first.registry.topic(topic).topic_id
         for index in range(max(1, partitions)):
             assigned = PartitionRecord(assigned=names[index % len(names)])

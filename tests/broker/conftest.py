@@ -39,7 +39,7 @@ def client(request: pytest.FixtureRequest, broker: Broker) -> BrokerClient:
 @pytest.fixture
 async def topic(broker: Broker) -> TopicName:
     """The topic of `client`, created with the defaults."""
-    await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+    await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
     return TOPIC
 
 

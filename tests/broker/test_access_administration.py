@@ -125,12 +125,12 @@ async def test_nobody_makes_a_role_of_what_they_may_not_do(access: AccessAdminis
 async def test_a_binding_is_in_force_when_the_call_returns(broker: Broker) -> None:
     topic = TopicName.parse(ORDERS)
     with pytest.raises(Denied):
-        await broker.create_topic(BOB, topic, TopicConfig())
+        await broker.topics.create(BOB, topic, TopicConfig())
     made = await broker.access.create_binding(ADMIN, "user:bob", ["namespace-admin"], "/default")
-    await broker.create_topic(BOB, topic, TopicConfig())
+    await broker.topics.create(BOB, topic, TopicConfig())
     await broker.access.delete_binding(ADMIN, made.id)
     with pytest.raises(Denied):
-        await broker.delete_topic(BOB, topic)
+        await broker.topics.delete(BOB, topic)
 
 
 async def test_a_namespace_admin_gives_and_takes_rights_in_its_namespace_only(access: AccessAdministration) -> None:

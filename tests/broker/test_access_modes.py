@@ -146,7 +146,7 @@ async def test_of_many_exclusive_producers_opened_at_once_one_stays(broker):
         except StaleEpoch:
             continue
     assert len(able) == 1
-    assert broker._producers.count((await broker.lookup(ANONYMOUS, TOPIC, False)).topic_id) == 1
+    assert broker._producers.count((await broker.topics.lookup(ANONYMOUS, TOPIC, False)).topic_id) == 1
 
 
 async def test_exclusive_access_does_not_affect_other_topics(broker):
@@ -156,7 +156,7 @@ async def test_exclusive_access_does_not_affect_other_topics(broker):
     await client.producer(access="exclusive")
     await neighbour.publish(shared, [b"x"])
     await neighbour.producer()
-    await broker.delete_topic(ANONYMOUS, TOPIC)
+    await broker.topics.delete(ANONYMOUS, TOPIC)
     await client.create()
     await client.producer(), await client.producer(access="exclusive")
     assert (await neighbour.publish(shared, [b"x"])).base_offset == 1

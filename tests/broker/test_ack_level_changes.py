@@ -62,8 +62,8 @@ async def lose(world: World, node: Node, name: str) -> None:
 async def create_each_way(broker: Broker) -> list[AckLevel]:
     """Create topics without an ack level, by request, by a first lookup and by a gRPC producer; return their levels."""
     names = [TopicName.parse(f"/default/{one}") for one in ("asked", "looked-up", "addressed")]
-    await broker.create_topic(ANONYMOUS, names[0], TopicConfig(), choose_level=True)
-    await broker.lookup(ANONYMOUS, names[1], create=True)
+    await broker.topics.create(ANONYMOUS, names[0], TopicConfig(), choose_level=True)
+    await broker.topics.lookup(ANONYMOUS, names[1], create=True)
     await broker.addresses.ensure(ANONYMOUS, TopicAddress.parse(str(names[2])), reliable=True)
     return [level_of(broker, one) for one in names]
 
@@ -92,16 +92,16 @@ async def test_a_level_that_was_chosen_is_not_changed(world):
     await a.client.create(ack_level=AckLevel.DURABLE)
     assert level_of(a.broker) is AckLevel.DURABLE
     with pytest.raises(AlreadyExists):
-        await a.broker.create_topic(ANONYMOUS, TOPIC, TopicConfig(), choose_level=True)
+        await a.broker.topics.create(ANONYMOUS, TOPIC, TopicConfig(), choose_level=True)
     other = TopicName.parse("/default/other")
-    await a.broker.lookup(ANONYMOUS, other, create=True)
+    await a.broker.topics.lookup(ANONYMOUS, other, create=True)
     assert level_of(a.broker, other) is AckLevel.WRITTEN
 
 
 async def test_a_topic_that_is_not_reliable_has_no_level_to_choose(world):
     world.objects = MemoryStore()
     a = await world.start("a", follows=True, ack_level=None)
-    await a.broker.create_topic(ANONYMOUS, TOPIC, TopicConfig(reliable=False), choose_level=True)
+    await a.broker.topics.create(ANONYMOUS, TOPIC, TopicConfig(reliable=False), choose_level=True)
     assert level_of(a.broker) is AckLevel.MEMORY
 
 
@@ -174,7 +174,7 @@ async def test_a_stored_topic_becomes_durable_and_then_waits_for_its_broker(worl
         await b.client.fetch()
     a = await world.start("a", follows=True)
     assert await payloads(a) == [b"0", b"1", b"2"]
-    assert (await a.broker.describe_topic(ANONYMOUS, TOPIC)).partitions[0].missing_offsets == 0
+    assert (await a.broker.topics.describe(ANONYMOUS, TOPIC)).partitions[0].missing_offsets == 0
 
 
 async def test_the_level_goes_back_and_forth_without_loss_and_retries_are_recognised(world):

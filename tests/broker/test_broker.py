@@ -156,10 +156,10 @@ async def test_reading_by_time_finds_the_first_batch_not_older(client, broker, t
         fetched = await client.fetch(Position("offset", n))
         times.append(Batch.trust(fetched.batches[0]).append_time)
     for n, time in enumerate(times):
-        found = await broker.find_offset(ANONYMOUS, TOPIC, 0, Position("time", time))
+        found = await broker.topics.find_offset(ANONYMOUS, TOPIC, 0, Position("time", time))
         assert times[found] == time and found <= n
-    assert await broker.find_offset(ANONYMOUS, TOPIC, 0, Position("time", times[-1] + 1)) == 5
-    assert await broker.find_offset(ANONYMOUS, TOPIC, 0, Position("time", 0)) == 0
+    assert await broker.topics.find_offset(ANONYMOUS, TOPIC, 0, Position("time", times[-1] + 1)) == 5
+    assert await broker.topics.find_offset(ANONYMOUS, TOPIC, 0, Position("time", 0)) == 0
 
 
 async def test_seek_starts_the_consumer_over_and_is_durable(tmp_path):
@@ -199,7 +199,7 @@ async def test_deleting_a_topic_closes_its_producers_and_consumers_and_leaves_no
     async with open_topic(tmp_path) as client:
         producer, consumer = await client.producer(), await client.subscribe()
         await client.publish(producer, [b"a"])
-        await client.broker.delete_topic(ANONYMOUS, TOPIC)
+        await client.broker.topics.delete(ANONYMOUS, TOPIC)
         assert isinstance(consumer.error, NotFound)
         with pytest.raises(NotFound):
             await client.publish(producer, [b"b"])
@@ -218,28 +218,28 @@ async def test_names_are_compared_whole(broker):
     await orders.create()
     await dlq.create()
     await dlq.publish(await dlq.producer(), [b"dead"])
-    await broker.delete_topic(ANONYMOUS, TOPIC)
-    assert await broker.list_topics(ANONYMOUS, "default") == ["/default/orders-dlq"]
+    await broker.topics.delete(ANONYMOUS, TOPIC)
+    assert await broker.topics.names(ANONYMOUS, "default") == ["/default/orders-dlq"]
     assert await dlq.read_all() == [(0, b"dead")]
     with pytest.raises(NotFound):
-        await broker.describe_topic(ANONYMOUS, TOPIC)
+        await broker.topics.describe(ANONYMOUS, TOPIC)
 
 
 async def test_namespaces_are_created_and_deleted(broker):
-    assert await broker.list_namespaces(ANONYMOUS) == ["default"]
+    assert await broker.namespaces.names(ANONYMOUS) == ["default"]
     team = TopicName.parse("/team/events")
     with pytest.raises(NotFound, match="namespace 'team'"):
-        await broker.create_topic(ANONYMOUS, team, TopicConfig())
-    await broker.create_namespace(ANONYMOUS, "team")
+        await broker.topics.create(ANONYMOUS, team, TopicConfig())
+    await broker.namespaces.create(ANONYMOUS, "team")
     with pytest.raises(AlreadyExists):
-        await broker.create_namespace(ANONYMOUS, "team")
-    await broker.create_topic(ANONYMOUS, team, TopicConfig())
+        await broker.namespaces.create(ANONYMOUS, "team")
+    await broker.topics.create(ANONYMOUS, team, TopicConfig())
     with pytest.raises(Refused, match="still has 1 topics"):
-        await broker.delete_namespace(ANONYMOUS, "team")
-    await broker.delete_topic(ANONYMOUS, team)
-    await broker.delete_namespace(ANONYMOUS, "team")
+        await broker.namespaces.delete(ANONYMOUS, "team")
+    await broker.topics.delete(ANONYMOUS, team)
+    await broker.namespaces.delete(ANONYMOUS, "team")
     with pytest.raises(Refused, match="cannot be deleted"):
-        await broker.delete_namespace(ANONYMOUS, "default")
+        await broker.namespaces.delete(ANONYMOUS, "default")
 
 
 async def test_partitions_are_separate_logs(client, broker):
@@ -251,7 +251,7 @@ async def test_partitions_are_separate_logs(client, broker):
         assert await client.read_all(index) == [(0, b"%d" % index)]
     with pytest.raises(NotFound, match="there is no partition 3"):
         await client.fetch(partition=3)
-    described = await broker.describe_topic(ANONYMOUS, TOPIC)
+    described = await broker.topics.describe(ANONYMOUS, TOPIC)
     assert [one.end_offset for one in described.partitions] == [1, 1, 1]
 
 
@@ -287,12 +287,12 @@ async def test_every_call_asks_the_authorizer(tmp_path):
         producer = await client.producer()
         authorizer.denies = True
         calls = [
-            broker.create_namespace(ANONYMOUS, "n"),
-            broker.delete_namespace(ANONYMOUS, "n"),
-            broker.create_topic(ANONYMOUS, TOPIC, TopicConfig()),
-            broker.delete_topic(ANONYMOUS, TOPIC),
-            broker.describe_topic(ANONYMOUS, TOPIC),
-            broker.lookup(ANONYMOUS, TOPIC, True),
+            broker.namespaces.create(ANONYMOUS, "n"),
+            broker.namespaces.delete(ANONYMOUS, "n"),
+            broker.topics.create(ANONYMOUS, TOPIC, TopicConfig()),
+            broker.topics.delete(ANONYMOUS, TOPIC),
+            broker.topics.describe(ANONYMOUS, TOPIC),
+            broker.topics.lookup(ANONYMOUS, TOPIC, True),
             broker.open_producer(ANONYMOUS, TOPIC, 0, "", 0, 0),
             client.publish(producer, [b"x"]),
             client.subscribe(),
@@ -309,9 +309,9 @@ async def test_every_call_asks_the_authorizer(tmp_path):
             broker.policies.set(ANONYMOUS, TOPIC, {}),
             broker.policies.set(ANONYMOUS, "default", {}),
             broker.policies.get(ANONYMOUS, TOPIC),
-            broker.grow_topic(ANONYMOUS, TOPIC, 2),
+            broker.topics.grow(ANONYMOUS, TOPIC, 2),
             client.fetch(),
-            broker.find_offset(ANONYMOUS, TOPIC, 0, LATEST),
+            broker.topics.find_offset(ANONYMOUS, TOPIC, 0, LATEST),
         ]
         for call in calls:
             with pytest.raises(Denied):
@@ -336,7 +336,7 @@ async def test_log_files_of_deleted_topics_are_freed_while_others_are_kept(tmp_p
         for n in range(100):
             await doomed.publish(producer, [b"x" * 1000], sequence=n)
         before = files()
-        await broker.delete_topic(ANONYMOUS, other)
+        await broker.topics.delete(ANONYMOUS, other)
         answer = await kept.publish(await kept.producer(), [b"kept"])
         await consumer.ack((0, answer.base_offset + 1))
         await broker._writer.trim()  # behind the one that the deletion asked for
@@ -389,6 +389,6 @@ async def test_a_damaged_partition_refuses_its_users_and_no_others_and_the_broke
         for _ in range(2):
             with pytest.raises(Corrupt, match=log.name):
                 await BrokerClient(broker).fetch()
-        described = await broker.describe_topic(ANONYMOUS, TOPIC)
+        described = await broker.topics.describe(ANONYMOUS, TOPIC)
         assert log.name in described.partitions[0].health
         assert len(await BrokerClient(broker, other).read_all()) == 1

@@ -114,7 +114,7 @@ async def test_refused_batches_are_counted_by_reason(tmp_path):
         refused = samples(client.broker, "danube_publish_refused_batches_total")
         assert (refused["Full",], refused["Invalid",], refused["Unavailable",]) == (1, 0, 0)
         producer.close()
-        await client.broker.delete_topic(ANONYMOUS, client.topic)
+        await client.broker.topics.delete(ANONYMOUS, client.topic)
         with pytest.raises(Exception, match="deleted"):
             await client.publish(producer, [b"x"])
         assert samples(client.broker, "danube_publish_refused_batches_total")["NotFound",] == 1

@@ -125,7 +125,7 @@ async def test_a_topic_that_another_broker_deleted_is_closed_and_its_log_is_free
     keys = [one.key async for one in list_all(owner.store.view, records.ledgers_of(topic_id))]
     ledgers = {records.ledger_of_key(key)[1] for key in keys}
     assert ledgers & await owner.broker._writer.held(list(ledgers))
-    await other.broker.delete_topic(ANONYMOUS, TOPIC)
+    await other.broker.topics.delete(ANONYMOUS, TOPIC)
     await owner.catch_up()
     assert owner.broker._partitions.open_of(topic_id) == []
     with pytest.raises(NotFound):
@@ -145,7 +145,7 @@ async def test_ledgers_of_a_partition_that_is_not_open_are_freed_too(
     owner, other = brokers
     topic_id = owner.registry.topic(TOPIC).topic_id
     await owner.broker.topics.unload(UnloadTopic(topic=TOPIC))
-    await other.broker.delete_topic(ANONYMOUS, TOPIC)
+    await other.broker.topics.delete(ANONYMOUS, TOPIC)
     await owner.catch_up()
     assert owner.broker._partitions.open_of(topic_id) == []
     await owner.broker._writer.held([])
@@ -187,14 +187,14 @@ async def test_what_another_broker_created_is_found_before_it_is_heard_of(broker
     a, b = (one.broker for one in brokers)
     brokers[1].store.hold()
     grown = TopicName.parse("/shop/grown")
-    await a.create_namespace(ANONYMOUS, "shop")
-    await a.create_topic(ANONYMOUS, TOPIC, TopicConfig())
-    await a.create_topic(ANONYMOUS, grown, TopicConfig(1))
-    assert await b.list_topics(ANONYMOUS, "shop") == []
+    await a.namespaces.create(ANONYMOUS, "shop")
+    await a.topics.create(ANONYMOUS, TOPIC, TopicConfig())
+    await a.topics.create(ANONYMOUS, grown, TopicConfig(1))
+    assert await b.topics.names(ANONYMOUS, "shop") == []
     with pytest.raises(AlreadyExists):
-        await b.create_topic(ANONYMOUS, TOPIC, TopicConfig())
-    assert (await b.lookup(ANONYMOUS, grown, create=True)).config.partitions == 1
-    await a.grow_topic(ANONYMOUS, grown, 3)
+        await b.topics.create(ANONYMOUS, TOPIC, TopicConfig())
+    assert (await b.topics.lookup(ANONYMOUS, grown, create=True)).config.partitions == 1
+    await a.topics.grow(ANONYMOUS, grown, 3)
     assert (await b.fetch(ANONYMOUS, grown, 2, EARLIEST, 1000, 0)).batches == []
     with pytest.raises(NotFound, match="there is no partition 3"):
         await b.fetch(ANONYMOUS, grown, 3, EARLIEST, 1000, 0)
@@ -202,9 +202,9 @@ async def test_what_another_broker_created_is_found_before_it_is_heard_of(broker
     assert (await b.subscriptions.describe(ANONYMOUS, TOPIC, "billing")).version
     assert await b.subscriptions.names(ANONYMOUS, TOPIC) == ["billing"]
     assert (await b.policies.get(ANONYMOUS, grown)).effective.producers_max == 0
-    await b.delete_topic(ANONYMOUS, TOPIC)
+    await b.topics.delete(ANONYMOUS, TOPIC)
     with pytest.raises(NotFound):
-        await b.delete_topic(ANONYMOUS, TopicName.parse("/default/never"))
+        await b.topics.delete(ANONYMOUS, TopicName.parse("/default/never"))
 
 
 async def test_a_subscription_that_another_broker_deleted_can_be_created_before_that_is_heard_of(

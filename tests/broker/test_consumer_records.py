@@ -79,7 +79,7 @@ async def test_records_end_with_their_subscription_and_their_topic(broker):
     assert known.find(number) is None
     assert not [one async for one in list_all(broker._store, records.CONSUMERS)]
     assert await known.save(await subscribed(broker)) == number
-    await broker.delete_topic(ANONYMOUS, TOPIC)
+    await broker.topics.delete(ANONYMOUS, TOPIC)
     assert known.find(number) is None
     assert not [one async for one in list_all(broker._store, records.CONSUMERS)]
 

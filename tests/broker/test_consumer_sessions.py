@@ -127,7 +127,7 @@ async def test_an_id_that_leads_nowhere_is_unavailable(broker):
     await BrokerClient(broker).create()
     number = await subscribe(broker)
     stream = await open_stream(broker, number)
-    await broker.delete_topic(ANONYMOUS, TOPIC)
+    await broker.topics.delete(ANONYMOUS, TOPIC)
     assert stream.error is not None
     await BrokerClient(broker).create()
     with pytest.raises(Unavailable, match="subscribe again"):

@@ -134,14 +134,14 @@ async def test_a_policy_writes_only_as_long_as_who_set_it_may(tmp_path):
 async def test_a_dead_letter_topic_that_was_deleted_is_not_made_again(broker, clock):
     await BrokerClient(broker).create()
     consumer = await BrokerClient(broker).subscribe(failure_policy=DEAD_LETTER, kind=SubscriptionType.SHARED)
-    topics = await broker.list_topics(ANONYMOUS)
+    topics = await broker.topics.names(ANONYMOUS)
     assert topics == [str(TOPIC), str(DLQ)]  # it was made with the policy
     assert broker._deletion.in_use(DLQ)
     (live,) = [one for partition in broker._partitions for one in partition.subscriptions.values()]
-    await broker.delete_topic(ANONYMOUS, DLQ)
+    await broker.topics.delete(ANONYMOUS, DLQ)
     await fail(broker, consumer, b"first")
     await until(lambda: live._dead_letter_retry_ms)
-    assert await broker.list_topics(ANONYMOUS) == [str(TOPIC)]
+    assert await broker.topics.names(ANONYMOUS) == [str(TOPIC)]
     assert live.cursor.position == 0
     await BrokerClient(broker, DLQ).create()
     await until(lambda: live.cursor.position == 1)
@@ -155,7 +155,7 @@ async def test_a_policy_of_an_earlier_release_writes_and_makes_no_topic(broker, 
     (live,) = [one for partition in broker._partitions for one in partition.subscriptions.values()]
     await fail(broker, consumer, b"first")
     await until(lambda: live._dead_letter_retry_ms)
-    assert await broker.list_topics(ANONYMOUS) == [str(TOPIC)]
+    assert await broker.topics.names(ANONYMOUS) == [str(TOPIC)]
     await BrokerClient(broker, DLQ).create()
     await until(lambda: live.cursor.position == 1)
     assert await dead_letters(broker) == [b"first"]
@@ -203,7 +203,7 @@ async def test_another_policy_is_tried_at_once(tmp_path):
         await until(lambda: live.cursor.position == 1)
         assert await dead_letters(broker) == [b"first"]
 
-        await broker.delete_topic(ANONYMOUS, DLQ)
+        await broker.topics.delete(ANONYMOUS, DLQ)
         await fail(broker, consumer, b"second")
         await until(lambda: live._dead_letter_retry_ms)
         await broker.subscriptions.set_failure_policy(ANONYMOUS, TOPIC, "billing", DROP)

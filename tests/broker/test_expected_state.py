@@ -32,8 +32,8 @@ Change = Callable[[Broker, str], Awaitable[Any]]
 
 async def prepare(broker: Broker) -> None:
     """Create a namespace, a partitioned topic with a subscription, and a subject."""
-    await broker.create_namespace(ANONYMOUS, NAMESPACE)
-    await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig(partitions=1))
+    await broker.namespaces.create(ANONYMOUS, NAMESPACE)
+    await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig(partitions=1))
     await broker.subscriptions.create(ANONYMOUS, TOPIC, "billing", SubscriptionType.SHARED, EARLIEST)
     await broker.schemas.register(ANONYMOUS, "orders", SchemaDefinition(SchemaFormat.STRING, ""))
 
@@ -67,17 +67,17 @@ CHANGES: dict[str, tuple[Callable[[Broker], Awaitable[str]], Change, Change]] = 
     ),
     "topic growth": (
         topic_version,
-        lambda broker, version: broker.grow_topic(ANONYMOUS, TOPIC, 3, version),
+        lambda broker, version: broker.topics.grow(ANONYMOUS, TOPIC, 3, version),
         lambda broker, _: broker.policies.set(ANONYMOUS, TOPIC, {"ttl_s": 6}),
     ),
     "binding": (
         topic_version,
         lambda broker, version: broker.schemas.bind(ANONYMOUS, TOPIC, Binding("orders"), version),
-        lambda broker, _: broker.grow_topic(ANONYMOUS, TOPIC, 2),
+        lambda broker, _: broker.topics.grow(ANONYMOUS, TOPIC, 2),
     ),
     "topic deletion": (
         topic_version,
-        lambda broker, version: broker.delete_topic(ANONYMOUS, TOPIC, version),
+        lambda broker, version: broker.topics.delete(ANONYMOUS, TOPIC, version),
         lambda broker, _: broker.schemas.bind(ANONYMOUS, TOPIC, Binding("orders")),
     ),
     "namespace policies": (
@@ -87,7 +87,7 @@ CHANGES: dict[str, tuple[Callable[[Broker], Awaitable[str]], Change, Change]] = 
     ),
     "namespace deletion": (
         namespace_version,
-        lambda broker, version: broker.delete_namespace(ANONYMOUS, NAMESPACE, version),
+        lambda broker, version: broker.namespaces.delete(ANONYMOUS, NAMESPACE, version),
         lambda broker, _: broker.policies.set(ANONYMOUS, NAMESPACE, {"ttl_s": 6}),
     ),
     "failure policy": (
@@ -215,11 +215,11 @@ async def test_a_lost_answer_of_the_store_is_looked_up(tmp_path: Path):
 async def test_a_topic_made_anew_has_another_version(broker):
     await prepare(broker)
     read, subscription = await topic_version(broker), await subscription_version(broker)
-    await broker.delete_topic(ANONYMOUS, TOPIC)
-    await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig(partitions=1))
+    await broker.topics.delete(ANONYMOUS, TOPIC)
+    await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig(partitions=1))
     await broker.subscriptions.create(ANONYMOUS, TOPIC, "billing", SubscriptionType.SHARED, EARLIEST)
     with pytest.raises(Conflict):
-        await broker.delete_topic(ANONYMOUS, TOPIC, read)
+        await broker.topics.delete(ANONYMOUS, TOPIC, read)
     with pytest.raises(Conflict):
         await broker.subscriptions.delete(ANONYMOUS, TOPIC, "billing", subscription)
 
@@ -231,7 +231,7 @@ async def test_descriptions_have_the_version_and_messages_do_not_change_it(broke
     await client.publish(await client.producer(), [b"a"] * 3)
     await broker.subscriptions.seek(ANONYMOUS, Seek(topic=TOPIC, subscription="billing", position=EARLIEST))
     described = await broker.subscriptions.describe(ANONYMOUS, TOPIC, "billing")
-    assert ((await broker.describe_topic(ANONYMOUS, TOPIC)).version, described.version) == read
+    assert ((await broker.topics.describe(ANONYMOUS, TOPIC)).version, described.version) == read
 
 
 async def test_a_subject_that_does_not_exist_has_no_version(broker):

@@ -122,7 +122,7 @@ async def test_metadata_that_cannot_be_written_shows_until_it_can_be_again(tmp_p
         disk.write_error = errno.ENOSPC
         for _ in range(2):
             with pytest.raises(Unavailable, match="metadata"):
-                await broker.create_topic(ANONYMOUS, TopicName.parse("/default/another"), TopicConfig())
+                await broker.topics.create(ANONYMOUS, TopicName.parse("/default/another"), TopicConfig())
         state = broker.describe(ANONYMOUS).state
         assert state.startswith("metadata cannot be written: ")
         assert str(tmp_path / "metadata.db") in state
@@ -130,4 +130,4 @@ async def test_metadata_that_cannot_be_written_shows_until_it_can_be_again(tmp_p
         while broker.describe(ANONYMOUS).state != "ok":  # nobody has to write for that
             clock.advance(1)
             await asyncio.sleep(0)
-        await broker.create_topic(ANONYMOUS, TopicName.parse("/default/another"), TopicConfig())
+        await broker.topics.create(ANONYMOUS, TopicName.parse("/default/another"), TopicConfig())

@@ -88,14 +88,14 @@ async def filled(gapped: Gapped):
 
 
 async def lags(client: BrokerClient) -> dict[str, int]:
-    names = (await client.broker.describe_topic(ANONYMOUS, TOPIC)).subscriptions
+    names = (await client.broker.topics.describe(ANONYMOUS, TOPIC)).subscriptions
     return {
         name: (await client.broker.subscriptions.describe(ANONYMOUS, TOPIC, name)).partitions[0].lag for name in names
     }
 
 
 async def description(client: BrokerClient):
-    (found,) = (await client.broker.describe_topic(ANONYMOUS, TOPIC)).partitions
+    (found,) = (await client.broker.topics.describe(ANONYMOUS, TOPIC)).partitions
     return found
 
 

@@ -89,7 +89,7 @@ async def test_any_broker_describes_all_partitions_with_one_request_to_each_owne
     for asked in "abc":
         node = cluster[asked]
         node.asked.clear()
-        described = await node.broker.describe_topic(ANONYMOUS, TOPIC)
+        described = await node.broker.topics.describe(ANONYMOUS, TOPIC)
         assert [one.index for one in described.partitions] == list(range(100))
         assert [one.end_offset for one in described.partitions[:4]] == [1, 2, 3, 0]
         assert {one.health for one in described.partitions} == {"ok"}
@@ -106,7 +106,7 @@ async def test_an_owner_that_does_not_answer_is_one_line_for_each_of_its_partiti
     await subscribe(cluster)
     silence(cluster, "b", monkeypatch)
     a = cluster["a"].broker
-    described = await a.describe_topic(ANONYMOUS, TOPIC)
+    described = await a.topics.describe(ANONYMOUS, TOPIC)
     assert [one.end_offset for one in described.partitions] == [1, 0, 1, 1, 0, 1]
     assert "broker 'b' at" in described.partitions[1].health
     assert "did not answer topic.describe within 0.1 s" in described.partitions[4].health
@@ -123,7 +123,7 @@ async def test_a_partition_without_a_living_owner_is_one_line(cluster):
     await publish(cluster, 0, 0, 1)
     await cluster.refresh()
     await cluster.sessions.end("c")
-    described = await cluster["a"].broker.describe_topic(ANONYMOUS, TOPIC)
+    described = await cluster["a"].broker.topics.describe(ANONYMOUS, TOPIC)
     assert "broker 'c'" in described.partitions[2].health
     assert [one.health for one in described.partitions[:2]] == ["ok", "ok"]
 
@@ -131,7 +131,7 @@ async def test_a_partition_without_a_living_owner_is_one_line(cluster):
 async def test_a_broker_asked_for_its_own_partitions_asks_nobody(cluster):
     await cluster.create(partitions=4)
     b = cluster["b"]
-    described = await b.broker.describe_topic(ANONYMOUS, TOPIC, own_only=True)
+    described = await b.broker.topics.describe(ANONYMOUS, TOPIC, own_only=True)
     assert [one.index for one in described.partitions] == [1]
     counted = await b.broker.statistics.topic(ANONYMOUS, TOPIC, own_only=True)
     assert [one.index for one in counted.partitions] == [1]
@@ -145,10 +145,10 @@ async def test_brokers_that_disagree_about_an_owner_do_not_ask_in_circles(two):
     a, b = two["a"], two["b"]
     await b.broker._partitions.unload(TOPIC)
     b.owners.outdated[topic_id, 1] = two.session("a")  # each believes that the other owns it
-    described = await a.broker.describe_topic(ANONYMOUS, TOPIC)
+    described = await a.broker.topics.describe(ANONYMOUS, TOPIC)
     assert described.partitions[1].health == "broker 'b' does not own it any more: ask again"
     with pytest.raises(NotOwner):
-        await a.broker.find_offset(ANONYMOUS, TOPIC, 1, LATEST)
+        await a.broker.topics.find_offset(ANONYMOUS, TOPIC, 1, LATEST)
     with pytest.raises(Unavailable, match="broker 'b' does not own it any more"):
         await a.broker.subscriptions.seek(
             ANONYMOUS, Seek(topic=TOPIC, subscription="billing", position=EARLIEST, partition=1)
@@ -343,13 +343,13 @@ async def test_a_topic_is_truncated_and_unloaded_at_its_owners(cluster):
     assert all(node.broker._partitions.open_of(topic_id) for node in cluster.nodes.values())
     await a.topics.unload(UnloadTopic(topic=TOPIC))
     assert not any(node.broker._partitions.open_of(topic_id) for node in cluster.nodes.values())
-    assert [one.start_offset for one in (await a.describe_topic(ANONYMOUS, TOPIC)).partitions] == [1, 0, 2]
+    assert [one.start_offset for one in (await a.topics.describe(ANONYMOUS, TOPIC)).partitions] == [1, 0, 2]
 
 
 async def test_an_offset_is_found_by_any_broker(two):
     await two.create(partitions=2)
     await publish(two, 1, 4)
-    assert await two["a"].broker.find_offset(ANONYMOUS, TOPIC, 1, LATEST) == 4
+    assert await two["a"].broker.topics.find_offset(ANONYMOUS, TOPIC, 1, LATEST) == 4
     with pytest.raises(NotOwner):
         await two["a"].client.fetch(partition=1)
 
@@ -370,7 +370,7 @@ async def test_dead_letters_are_listed_and_dropped_by_any_broker(two):
 
 async def test_requests_that_cross_do_not_wait_for_each_other(cluster):
     await cluster.create(partitions=9)
-    calls = [node.broker.describe_topic(ANONYMOUS, TOPIC) for node in cluster.nodes.values() for _ in range(70)]
+    calls = [node.broker.topics.describe(ANONYMOUS, TOPIC) for node in cluster.nodes.values() for _ in range(70)]
     found = await asyncio.gather(*calls)
     assert all(one.health == "ok" for described in found for one in described.partitions)
 

@@ -34,15 +34,15 @@ async def served(tmp_path, clock, **settings):
 async def test_what_nobody_uses_is_gone_after_the_interval_of_the_settings(tmp_path):
     clock = ManualClock()
     async with served(tmp_path, clock, **{"topics.lifetimes_interval_s": 20}) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
         await broker.policies.set(ANONYMOUS, TOPIC, {"inactive_topic_s": 1})
         await asyncio.sleep(0)
         clock.advance(19)
         await asyncio.sleep(0)
-        assert await broker.list_topics(ANONYMOUS) == [str(TOPIC)]
+        assert await broker.topics.names(ANONYMOUS) == [str(TOPIC)]
         clock.advance(1)
         async with asyncio.timeout(60):
-            while await broker.list_topics(ANONYMOUS):  # noqa: ASYNC110 - it happens inside the broker
+            while await broker.topics.names(ANONYMOUS):  # noqa: ASYNC110 - it happens inside the broker
                 await asyncio.sleep(0.001)
 
 
@@ -50,9 +50,9 @@ async def test_a_broker_closes_in_the_middle_of_a_round(tmp_path):
     clock = ManualClock()
     async with served(tmp_path, clock) as broker:
         for number in range(20):
-            await broker.create_topic(ANONYMOUS, TopicName("default", f"topic-{number}"), TopicConfig())
+            await broker.topics.create(ANONYMOUS, TopicName("default", f"topic-{number}"), TopicConfig())
         await asyncio.sleep(0)
         clock.advance(10)
         await asyncio.sleep(0)
     async with served(tmp_path, clock) as broker:
-        assert len(await broker.list_topics(ANONYMOUS)) == 20
+        assert len(await broker.topics.names(ANONYMOUS)) == 20

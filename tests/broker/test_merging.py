@@ -97,7 +97,7 @@ async def test_what_is_merged_is_found_by_offset_and_time_and_survives_a_start(t
             producer = await crumbs(broker, 1, first=number, sequence=True)
         assert await merged(broker) == 1
         for number in (0, 7, 19):
-            found = await broker.find_offset(ANONYMOUS, TOPIC, 0, Position("time", times[number]))
+            found = await broker.topics.find_offset(ANONYMOUS, TOPIC, 0, Position("time", times[number]))
             assert found == number * 100
     async with opened(tmp_path, objects, clock=clock) as broker:
         assert await everything(broker) == list(range(2000))

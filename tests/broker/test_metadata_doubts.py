@@ -29,11 +29,11 @@ def metadata() -> FaultyStore:
 
 
 async def exists(broker) -> bool:
-    return str(TOPIC) in await broker.list_topics(ANONYMOUS)
+    return str(TOPIC) in await broker.topics.names(ANONYMOUS)
 
 
 async def delete(broker) -> None:
-    await broker.delete_topic(ANONYMOUS, TOPIC)
+    await broker.topics.delete(ANONYMOUS, TOPIC)
 
 
 # -- topics that are deleted -------------------------------------------------------------------------------------------
@@ -203,17 +203,17 @@ async def test_while_nobody_can_tell_whether_a_topic_was_deleted_nobody_finds_it
 async def create(broker, what: str) -> None:
     match what:
         case "namespace":
-            await broker.create_namespace(ANONYMOUS, "sales")
+            await broker.namespaces.create(ANONYMOUS, "sales")
         case "topic":
-            await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+            await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
         case "subscription":
             await broker.subscriptions.create(ANONYMOUS, TOPIC, "billing", SubscriptionType.EXCLUSIVE, EARLIEST)
 
 
 async def kinds_in(broker) -> list[str]:
     """Return the kinds of objects that exist, in the order in which they can be created."""
-    namespaces = await broker.list_namespaces(ANONYMOUS)
-    topics = await broker.list_topics(ANONYMOUS)
+    namespaces = await broker.namespaces.names(ANONYMOUS)
+    topics = await broker.topics.names(ANONYMOUS)
     subscriptions = await broker.subscriptions.names(ANONYMOUS, TOPIC) if topics else []
     return ["namespace"] * ("sales" in namespaces) + ["topic"] * len(topics) + ["subscription"] * len(subscriptions)
 
@@ -405,16 +405,16 @@ async def test_a_start_that_could_not_be_moved_hides_nothing(tmp_path, clock, me
         await client.fill(await client.producer(), 10, every_s=10)
         metadata.refuse(puts("/partitions/"))
         await client.broker._lifetimes.round()
-        assert await client.broker.find_offset(ANONYMOUS, TOPIC, 0, EARLIEST) == 0
+        assert await client.broker.topics.find_offset(ANONYMOUS, TOPIC, 0, EARLIEST) == 0
         await client.broker._lifetimes.round()
-        assert await client.broker.find_offset(ANONYMOUS, TOPIC, 0, EARLIEST) > 0
+        assert await client.broker.topics.find_offset(ANONYMOUS, TOPIC, 0, EARLIEST) > 0
 
 
 async def test_partitions_that_cannot_be_opened_leave_others_their_turn(tmp_path, clock, metadata):
     async with open_client(tmp_path, clock=clock) as client:
         await client.create(partitions=20)
         topic_id = client.broker._registry.topic(TOPIC).topic_id
-        await client.broker.create_topic(ANONYMOUS, TopicName.parse("/default/other"), TopicConfig())
+        await client.broker.topics.create(ANONYMOUS, TopicName.parse("/default/other"), TopicConfig())
     async with open_broker(tmp_path, clock=clock, metadata=metadata) as broker:
         metadata.refuse_all(puts(records.partitions_of(topic_id)))
         await broker._lifetimes.round()

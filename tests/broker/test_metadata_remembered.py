@@ -56,7 +56,7 @@ async def test_while_the_broker_runs_the_revision_is_written_when_it_has_moved(t
     async with served(tmp_path, clock) as broker:
         store = broker._registry._store
         _, first = seen(tmp_path)
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
         assert seen(tmp_path)[1] == first, "not on the way of a request"
         moved = await store.revision()
         assert moved > first
@@ -71,7 +71,7 @@ async def test_a_clean_end_writes_it_too_and_the_old_form_is_replaced(tmp_path):
     await start(tmp_path)
     (tmp_path / REVISION_FILE).write_bytes(b"%d" % seen(tmp_path)[1])
     async with served(tmp_path) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
     async with metadata_of(tmp_path) as store:
         assert seen(tmp_path) == ((await store.identity()).store_id, await store.revision())
 
@@ -86,7 +86,7 @@ async def test_the_old_form_refuses_older_metadata_as_ever(tmp_path):
 async def test_a_refused_start_leaves_the_revision_as_it_was(tmp_path):
     """Or the good copy, put back, would be refused as an older one."""
     async with served(tmp_path) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
         await broker.open_producer(ANONYMOUS, TOPIC, 0, "", 0, 0, "shared", 0)
     before = (tmp_path / REVISION_FILE).read_bytes()
     async with metadata_of(tmp_path) as store:

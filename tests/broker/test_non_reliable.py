@@ -51,7 +51,7 @@ async def test_a_non_reliable_topic_writes_nothing_to_the_disk(tmp_path):
         assert broker._writer.pending_bytes == 0
         assert await broker._registry._store.revision() == revision, "no metadata per publish"
         assert log() == before
-        described = await broker.describe_topic(ANONYMOUS, TOPIC)
+        described = await broker.topics.describe(ANONYMOUS, TOPIC)
         assert (described.partitions[0].ledgers, described.partitions[0].stored_bytes) == (0, 0)
     async with open_broker(tmp_path) as broker:
         assert await broker._registry.ledgers_of(TOPIC) == set()
@@ -161,7 +161,7 @@ async def test_what_needs_stored_messages_is_refused_with_what_to_do(broker):
     subscriptions = broker.subscriptions
     for call in (
         client.fetch(),
-        broker.find_offset(ANONYMOUS, TOPIC, 0, EARLIEST),
+        broker.topics.find_offset(ANONYMOUS, TOPIC, 0, EARLIEST),
         subscriptions.seek(ANONYMOUS, Seek(topic=TOPIC, subscription="billing", position=EARLIEST)),
         subscriptions.advance(
             ANONYMOUS, Advance(topic=TOPIC, subscription="billing", partition=0, offset=0, expected=0)
@@ -186,14 +186,14 @@ async def test_partitions_are_separate_and_a_deleted_topic_closes_its_consumers(
     for producer in producers:
         assert (await client.publish(producer, [b"x"])).base_offset == 0
     assert [offsets(one) for one in consumers] == [[0], [0]]
-    await broker.delete_topic(ANONYMOUS, TOPIC)
+    await broker.topics.delete(ANONYMOUS, TOPIC)
     assert all(isinstance(one.error, NotFound) for one in consumers)
     with pytest.raises(NotFound):
         await client.publish(producers[0], [b"x"])
 
 
 async def test_a_topic_that_is_created_by_its_first_publisher_is_reliable(broker):
-    assert (await broker.lookup(ANONYMOUS, TOPIC, True)).config.reliable
+    assert (await broker.topics.lookup(ANONYMOUS, TOPIC, True)).config.reliable
 
 
 async def test_publishing_works_while_the_log_cannot_be_written(tmp_path):

@@ -15,7 +15,7 @@ from pydanube.model.topics import SubscriptionType
 
 
 async def partitions_of(broker) -> int:
-    return len((await broker.lookup(ANONYMOUS, TOPIC, False)).partitions)
+    return len((await broker.topics.lookup(ANONYMOUS, TOPIC, False)).partitions)
 
 
 async def test_a_topic_grows_and_subscriptions_begin_at_the_start_of_new_partitions(tmp_path):
@@ -25,7 +25,7 @@ async def test_a_topic_grows_and_subscriptions_begin_at_the_start_of_new_partiti
         await client.broker.subscriptions.create(ANONYMOUS, TOPIC, "tail", SubscriptionType.EXCLUSIVE, LATEST)
         with pytest.raises(NotFound, match="there is no partition 2"):
             await client.producer(partition=2)
-        await client.broker.grow_topic(ANONYMOUS, TOPIC, 4)
+        await client.broker.topics.grow(ANONYMOUS, TOPIC, 4)
         assert await partitions_of(client.broker) == 4
         await client.publish(await client.producer(partition=3), [b"new"])
     async with open_client(tmp_path) as client:
@@ -43,7 +43,7 @@ async def test_producers_and_consumers_go_on_while_a_topic_grows(client, broker)
     consumer, producer = await client.subscribe(), await client.producer()
     publishes = [client.publish(producer, [b"x"], sequence=n) for n in range(100)]
     for count in range(2, 12):
-        await broker.grow_topic(ANONYMOUS, TOPIC, count)
+        await broker.topics.grow(ANONYMOUS, TOPIC, count)
     assert [one.base_offset for one in await asyncio.gather(*publishes)] == list(range(100))
     await consumer.wait_for(100)
     again = await client.come_back(producer, partition=10)
@@ -52,24 +52,24 @@ async def test_producers_and_consumers_go_on_while_a_topic_grows(client, broker)
 
 async def test_partitions_cannot_be_removed_nor_added_to_a_non_partitioned_topic(client, broker):
     with pytest.raises(NotFound):
-        await broker.grow_topic(ANONYMOUS, TOPIC, 4)
+        await broker.topics.grow(ANONYMOUS, TOPIC, 4)
     await client.create(partitions=3)
     with pytest.raises(Refused, match="has 3 partitions, and none can be taken away"):
-        await broker.grow_topic(ANONYMOUS, TOPIC, 2)
+        await broker.topics.grow(ANONYMOUS, TOPIC, 2)
     with pytest.raises(Invalid, match=f"at most {PARTITIONS_MAX}"):
-        await broker.grow_topic(ANONYMOUS, TOPIC, PARTITIONS_MAX + 1)
-    await broker.grow_topic(ANONYMOUS, TOPIC, 3)
+        await broker.topics.grow(ANONYMOUS, TOPIC, PARTITIONS_MAX + 1)
+    await broker.topics.grow(ANONYMOUS, TOPIC, 3)
     assert await partitions_of(broker) == 3
-    await broker.delete_topic(ANONYMOUS, TOPIC)
+    await broker.topics.delete(ANONYMOUS, TOPIC)
     await client.create()
     with pytest.raises(Refused, match="not partitioned"):
-        await broker.grow_topic(ANONYMOUS, TOPIC, 2)
+        await broker.topics.grow(ANONYMOUS, TOPIC, 2)
 
 
 async def test_a_non_reliable_topic_grows_too(client, broker):
     await client.create(partitions=1, reliable=False)
     await client.subscribe()
-    await broker.grow_topic(ANONYMOUS, TOPIC, 2)
+    await broker.topics.grow(ANONYMOUS, TOPIC, 2)
     consumer = await client.subscribe(partition=1)
     await client.publish(await client.producer(partition=1), [b"x"])
     assert consumer.received == [(0, b"x")]
@@ -79,7 +79,7 @@ async def test_a_grown_topic_keeps_its_policies_and_its_exclusive_producer(clien
     await client.create(partitions=1)
     await broker.policies.set(ANONYMOUS, TOPIC, {"message_bytes_max": 5})
     holder = await client.producer(access="exclusive")
-    await broker.grow_topic(ANONYMOUS, TOPIC, 2)
+    await broker.topics.grow(ANONYMOUS, TOPIC, 2)
     with pytest.raises(Refused):
         await client.producer(partition=1)
     again = await client.come_back(holder, partition=1, access="exclusive")
@@ -121,7 +121,7 @@ async def start_after_retention(client: BrokerClient, partition: int) -> int:
 async def test_a_subscription_that_is_deleted_while_a_partition_opens_keeps_nothing_there(client, broker):
     await client.create(partitions=1)
     await broker.subscriptions.create(ANONYMOUS, TOPIC, "billing", SubscriptionType.EXCLUSIVE, EARLIEST)
-    await broker.grow_topic(ANONYMOUS, TOPIC, 2)
+    await broker.topics.grow(ANONYMOUS, TOPIC, 2)
     async with being_opened(client, 1):
         await broker.subscriptions.delete(ANONYMOUS, TOPIC, "billing")
     assert await start_after_retention(client, 1) == 10
@@ -135,7 +135,7 @@ async def test_a_subscription_that_is_created_while_a_partition_opens_misses_not
 
         async def grow_meanwhile(position):
             start = await subscription_start(position)
-            await broker.grow_topic(ANONYMOUS, TOPIC, 2)
+            await broker.topics.grow(ANONYMOUS, TOPIC, 2)
             await until_created.enter_async_context(being_opened(client, 1))
             return start
 
@@ -149,7 +149,7 @@ async def test_a_subscription_that_is_created_while_a_partition_opens_misses_not
 async def test_a_failure_policy_that_is_set_while_a_partition_opens_applies_there(client, broker):
     await client.create(partitions=1)
     await broker.subscriptions.create(ANONYMOUS, TOPIC, "billing", SubscriptionType.EXCLUSIVE, EARLIEST)
-    await broker.grow_topic(ANONYMOUS, TOPIC, 2)
+    await broker.topics.grow(ANONYMOUS, TOPIC, 2)
     async with being_opened(client, 1):
         policy = FailurePolicy(ack_timeout_ms=7000)
         await broker.subscriptions.set_failure_policy(ANONYMOUS, TOPIC, "billing", policy)

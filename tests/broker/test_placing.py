@@ -46,7 +46,7 @@ async def test_a_new_topic_is_spread_over_the_brokers_before_creating_it_returns
     a, b, c = [await cluster.start(name, run=False) for name in "abc"]
     topic_id = await cluster.create(a, partitions=6)
     assert Counter(await owners_by(a, topic_id, 6)) == {"a": 2, "b": 2, "c": 2}
-    route = await a.broker.lookup(ANONYMOUS, TOPIC, create=False)
+    route = await a.broker.topics.lookup(ANONYMOUS, TOPIC, create=False)
     assert Counter(one.owner for one in route.partitions) == {"a.test:6650": 2, "b.test:6650": 2, "c.test:6650": 2}
     assert [one.native for one in route.brokers] == ["a.test:6650", "b.test:6650", "c.test:6650"]
     for other in (b, c):
@@ -58,7 +58,7 @@ async def test_grown_partitions_are_placed_too(cluster):
     a = await cluster.start("a", run=False)
     topic_id = await cluster.create(a, partitions=2)
     await cluster.start("b", run=False)
-    await a.broker.grow_topic(ANONYMOUS, TOPIC, 4)
+    await a.broker.topics.grow(ANONYMOUS, TOPIC, 4)
     assert await owners_by(a, topic_id, 4) == ["a", "a", "b", "b"]
 
 
@@ -103,8 +103,8 @@ async def test_a_deleted_topic_is_not_placed(cluster):
 
 async def created_anew(by: Node) -> None:
     """Delete the topic and create it anew; only the broker asked hears of it if the others follow nothing."""
-    await by.broker.delete_topic(ANONYMOUS, TOPIC)
-    await by.broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+    await by.broker.topics.delete(ANONYMOUS, TOPIC)
+    await by.broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
 
 
 async def test_a_topic_that_was_created_anew_is_asked_for_again_rather_than_not_found(cluster):
@@ -160,7 +160,7 @@ async def test_a_broker_opens_what_is_assigned_to_it_and_nothing_else(cluster):
     a, b = await cluster.start("a"), await cluster.start("b")
     await a.registry.create_topic(TOPIC, TopicConfig(partitions=4))
     await cluster.know()
-    await a.broker.lookup(ANONYMOUS, TOPIC, create=False)
+    await a.broker.topics.lookup(ANONYMOUS, TOPIC, create=False)
     await until(lambda: len(a.opened()) == len(b.opened()) == 2)
     assert not a.opened() & b.opened()
 
@@ -173,7 +173,7 @@ async def test_asking_for_a_partition_of_another_broker_names_that_broker(cluste
         await a.partitions.get(TOPIC, theirs)
     assert refused.value.owner == "b.test:6650"
     before = await cluster.store.get(partition_key(topic_id, theirs))
-    described = await a.broker.describe_topic(ANONYMOUS, TOPIC)
+    described = await a.broker.topics.describe(ANONYMOUS, TOPIC)
     assert described.partitions[theirs].owner == "b.test:6650"
     assert "broker 'b'" in described.partitions[theirs].health
     assert described.partitions[1 - theirs].health == "ok"
@@ -207,7 +207,7 @@ async def test_a_partition_waits_for_the_broker_whose_log_holds_its_ledgers(clus
     expected = "/default/orders waits for broker 'b', which is away since 2026-09-21 14:13:20 UTC"
     with pytest.raises(Unavailable, match=expected):
         await a.partitions.get(TOPIC, 0)
-    route = await a.broker.lookup(ANONYMOUS, TOPIC, create=False)
+    route = await a.broker.topics.lookup(ANONYMOUS, TOPIC, create=False)
     assert (route.partitions[0].owner, route.partitions[0].epoch) == ("", 3)
     assert route.partitions[0].health.startswith(expected)
     await a.partitions.placement.round()

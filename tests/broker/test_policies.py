@@ -53,7 +53,7 @@ async def test_effective_policies_are_computed_once_and_again_after_a_change(bro
     assert policies_of(TOPIC) == replace(first, ttl_s=60)
     await broker.policies.set(ANONYMOUS, TOPIC, {"ttl_s": 30})
     assert policies_of(TOPIC) == replace(first, ttl_s=30)
-    await broker.delete_topic(ANONYMOUS, TOPIC)
+    await broker.topics.delete(ANONYMOUS, TOPIC)
     with pytest.raises(NotFound):
         policies_of(TOPIC)
     await BrokerClient(broker).create()
@@ -70,14 +70,14 @@ async def test_policies_survive_a_restart_and_are_deleted_with_their_topic(tmp_p
         assert own == Policies(backlog_action=BacklogAction.EVICT, retention_s=-1)
         assert isinstance(own.backlog_action, BacklogAction)
         assert effective.consumers_max == 5
-        await broker.delete_topic(ANONYMOUS, TOPIC)
+        await broker.topics.delete(ANONYMOUS, TOPIC)
         await BrokerClient(broker).create()
         assert (await broker.policies.get(ANONYMOUS, TOPIC)).own == Policies()
 
 
 async def test_names_are_compared_whole(broker):
     await a_topic(broker, producers_max=1)
-    await broker.create_namespace(ANONYMOUS, "default-2")
+    await broker.namespaces.create(ANONYMOUS, "default-2")
     neighbours = [BrokerClient(broker, OTHER), BrokerClient(broker, TopicName.parse("/default-2/orders"))]
     await broker.policies.set(ANONYMOUS, "default", {"subscriptions_max": 1})
     for neighbour in neighbours:
@@ -134,7 +134,7 @@ async def test_a_producer_of_many_partitions_counts_once(client, broker):
         await client.come_back(first, partition=index)
     with pytest.raises(Full):
         await client.producer(partition=1)
-    described = await broker.describe_topic(ANONYMOUS, TOPIC)
+    described = await broker.topics.describe(ANONYMOUS, TOPIC)
     assert broker._producers.count(described.topic_id) == 1
     assert [one.producers for one in broker._partitions] == [1, 1, 1, 1]
 

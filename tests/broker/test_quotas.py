@@ -150,7 +150,7 @@ async def test_a_publish_that_may_not_wait_longer_gets_full_and_is_not_stored(br
     with pytest.raises(Full, match=r"user:alice uses up its quota publish_bytes_per_s=.*danube auth quotas set"):
         late.result()
     assert broker.metrics.quota_refused["publish"] == 1
-    assert (await broker.describe_topic(ANONYMOUS, TOPIC)).partitions[0].end_offset == 1
+    assert (await broker.topics.describe(ANONYMOUS, TOPIC)).partitions[0].end_offset == 1
 
 
 async def test_what_waits_of_a_closed_producer_is_not_stored(broker, topic, clock):
@@ -184,7 +184,7 @@ async def test_a_quota_that_is_deleted_or_raised_frees_those_that_wait(broker, t
 
 async def test_a_broker_that_stops_refuses_what_waits_for_a_quota(tmp_path: Path) -> None:
     async with open_broker(tmp_path, clock=ManualClock()) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
         await set_quota(broker, "user:alice", publish_bytes_per_s=1)
         producer = await open_producer(broker, ALICE)
         answers = [publish(broker, ALICE, producer) for _ in range(3)]
@@ -200,7 +200,7 @@ async def test_a_producer_that_lost_its_right_is_denied_and_takes_nothing_of_the
     binding = Binding("b", BoundSubject.parse("user:alice"), ("producer",), ResourcePattern.parse("/default"))
     rules.set_binding("b", binding)
     async with open_broker(tmp_path, clock=ManualClock(), authorizer=rules) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
         await set_quota(broker, "/default", publish_bytes_per_s=BATCH_BYTES)
         producer = await open_producer(broker, ALICE)
         rules.set_binding("b", None)
@@ -257,7 +257,7 @@ async def test_a_consumer_that_comes_back_does_not_escape_its_rate(broker, topic
 
 async def test_a_rate_that_is_taken_away_lets_a_held_consumer_go_on(tmp_path: Path) -> None:
     async with open_broker(tmp_path, clock=ManualClock()) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
         producer = await open_producer(broker, ANONYMOUS)
         await asyncio.gather(*(publish(broker, ANONYMOUS, producer) for _ in range(50)))
         await set_quota(broker, "user:alice", fetch_bytes_per_s=1)
@@ -370,10 +370,10 @@ async def test_connections_past_the_limit_are_refused_by_name(broker):
 
 
 async def test_a_full_namespace_takes_no_more_and_is_still_read(broker):
-    await broker.create_namespace(ANONYMOUS, "shop")
+    await broker.namespaces.create(ANONYMOUS, "shop")
     elsewhere = TopicName.parse("/shop/orders")
     for topic in (TOPIC, OTHER, elsewhere):
-        await broker.create_topic(ANONYMOUS, topic, TopicConfig())
+        await broker.topics.create(ANONYMOUS, topic, TopicConfig())
     producers = {topic: await open_producer(broker, ALICE, topic) for topic in (TOPIC, OTHER, elsewhere)}
     for producer in producers.values():
         await publish(broker, ALICE, producer)
@@ -384,7 +384,7 @@ async def test_a_full_namespace_takes_no_more_and_is_still_read(broker):
             await publish(broker, ALICE, producers[topic])
     await publish(broker, ALICE, producers[elsewhere])
     assert (await broker.fetch(ANONYMOUS, TOPIC, 0, EARLIEST, 10_000, 0)).batches
-    await broker.delete_topic(ANONYMOUS, TOPIC)
+    await broker.topics.delete(ANONYMOUS, TOPIC)
     await broker._stored_bytes.sum_up()
     assert (await broker.quotas.get(ANONYMOUS, QuotaSubject.parse("/default"))).used.stored_bytes < 2 * BATCH_BYTES
     await publish(broker, ALICE, producers[OTHER])
@@ -392,8 +392,8 @@ async def test_a_full_namespace_takes_no_more_and_is_still_read(broker):
 
 @pytest.mark.parametrize("subject", ["user:alice", "user:*"])
 async def test_a_principal_is_charged_for_the_topics_that_it_created(broker, subject):
-    await broker.create_topic(ALICE, TOPIC, TopicConfig())
-    await broker.create_topic(BOB, OTHER, TopicConfig())
+    await broker.topics.create(ALICE, TOPIC, TopicConfig())
+    await broker.topics.create(BOB, OTHER, TopicConfig())
     await set_quota(broker, subject, stored_bytes_max=2 * BATCH_BYTES)
     own, others = await open_producer(broker, BOB, TOPIC), await open_producer(broker, ALICE, OTHER)
     for _ in range(2):
@@ -403,7 +403,7 @@ async def test_a_principal_is_charged_for_the_topics_that_it_created(broker, sub
         await publish(broker, BOB, own)  # whoever publishes, the bytes are charged to who created the topic
     await publish(broker, ALICE, others)
     more = TopicName.parse("/default/more")
-    await broker.create_topic(ALICE, more, TopicConfig())
+    await broker.topics.create(ALICE, more, TopicConfig())
     with pytest.raises(Full):
         await publish(broker, ALICE, await open_producer(broker, ALICE, more))
     await broker.quotas.delete(ANONYMOUS, QuotaSubject.parse(subject))
@@ -412,8 +412,8 @@ async def test_a_principal_is_charged_for_the_topics_that_it_created(broker, sub
 
 async def test_stored_bytes_of_partitions_that_are_closed_count_too(tmp_path: Path) -> None:
     async with open_broker(tmp_path) as broker:
-        await broker.create_topic(ALICE, TOPIC, TopicConfig())
-        await broker.create_topic(ALICE, OTHER, TopicConfig())
+        await broker.topics.create(ALICE, TOPIC, TopicConfig())
+        await broker.topics.create(ALICE, OTHER, TopicConfig())
         await publish(broker, ALICE, await open_producer(broker, ALICE))
         await set_quota(broker, "user:alice", stored_bytes_max=BATCH_BYTES)
     async with open_broker(tmp_path) as broker:
@@ -486,7 +486,7 @@ async def test_everybody_sees_their_own_quota_and_those_of_namespaces_that_they_
     binding = Binding("b", BoundSubject.parse("user:alice"), ("namespace-admin",), ResourcePattern.parse("/default"))
     rules.set_binding("b", binding)
     async with open_broker(tmp_path, authorizer=rules) as broker:
-        await broker.create_namespace(ANONYMOUS, "shop")
+        await broker.namespaces.create(ANONYMOUS, "shop")
         for subject in ("/default", "/shop", "user:alice", "user:bob", "user:*", "service_account:*"):
             await set_quota(broker, subject, requests_per_s=1000)
         assert [str(one.subject) for one in broker.quotas.list(ALICE).quotas] == ["/default", "user:*", "user:alice"]

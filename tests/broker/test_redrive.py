@@ -38,7 +38,7 @@ async def publish(broker: Broker, count: int, topic: TopicName = TOPIC, subscrip
 
 async def prepare(broker: Broker) -> None:
     for topic in (TOPIC, LETTERS):
-        await broker.create_topic(ANONYMOUS, topic, TopicConfig())
+        await broker.topics.create(ANONYMOUS, topic, TopicConfig())
 
 
 def asked(**fields: Any) -> RedriveLetters:
@@ -113,7 +113,7 @@ async def test_what_is_wrong_with_a_selection_is_refused(broker):
     with pytest.raises(NotFound):
         await broker.dead_letters.redrive(ANONYMOUS, asked(partition=1, drop=True))
     unstored = TopicName.parse("/default/unstored")
-    await broker.create_topic(ANONYMOUS, unstored, TopicConfig(reliable=False))
+    await broker.topics.create(ANONYMOUS, unstored, TopicConfig(reliable=False))
     with pytest.raises(Refused, match="keeps nothing"):
         await broker.dead_letters.listed(ANONYMOUS, ListLetters(topic=unstored, partition=0))
 

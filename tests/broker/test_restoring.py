@@ -59,7 +59,7 @@ async def test_everything_that_was_uploaded_is_there_again(tmp_path: Path, objec
         producer = await client.producer("meter")
         for n in range(30):
             await client.publish(producer, [b"%d" % n], sequence=n)
-        await broker.create_namespace(ANONYMOUS, "shop")
+        await broker.namespaces.create(ANONYMOUS, "shop")
         await broker.policies.set(ANONYMOUS, "shop", {"ttl_s": 600})
         await BrokerClient(broker, other).create(partitions=3)
         await BrokerClient(broker, other).publish(await BrokerClient(broker, other).producer(partition=2), [b"event"])
@@ -73,7 +73,7 @@ async def test_everything_that_was_uploaded_is_there_again(tmp_path: Path, objec
         client = BrokerClient(broker)
         assert await client.read_all() == [(n, b"%d" % n) for n in range(30)]
         assert await BrokerClient(broker, other).read_all(2) == [(0, b"event")]
-        assert await broker.list_namespaces(ANONYMOUS) == ["default", "shop"]
+        assert await broker.namespaces.names(ANONYMOUS) == ["default", "shop"]
         effective = (await broker.policies.get(ANONYMOUS, other)).effective
         assert (effective.ttl_s, effective.producers_max) == (600, 5)
 
@@ -354,7 +354,7 @@ async def test_a_deleted_topic_does_not_come_back(tmp_path: Path, objects: Objec
         await client.publish(await client.producer(), [b"0"])
         await upload(broker)
         await broker._tiers.manifests.write()
-        await broker.delete_topic(ANONYMOUS, TOPIC)
+        await broker.topics.delete(ANONYMOUS, TOPIC)
         await broker._tiers.manifests.write()
     report = await restored(tmp_path / "after", objects)
     assert (report.topics, report.segments, len(report.left_out)) == (0, 0, 1)

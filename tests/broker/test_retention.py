@@ -147,7 +147,7 @@ async def test_readers_and_subscriptions_below_the_start_go_on_at_the_start(clie
     await client.pass_time(0)
     fetched = await client.fetch(Position("offset", 7))
     assert (fetched.start_offset, fetched.next_offset) == (40, 100)
-    assert await client.broker.find_offset(ANONYMOUS, client.topic, 0, Position("time", 1)) == 40
+    assert await client.broker.topics.find_offset(ANONYMOUS, client.topic, 0, Position("time", 1)) == 40
     sink = await client.subscribe(start=EARLIEST)
     assert [offset for offset, _ in await sink.wait_for(60)] == list(range(40, 100))
 

@@ -525,7 +525,7 @@ async def test_the_registry_is_restored_from_the_object_store_and_no_number_is_u
     (tmp_path / "after").mkdir()
     async with open_broker(tmp_path / "before", objects=objects, crash=True) as broker:
         await broker.schemas.set_compatibility(ANONYMOUS, None, Compatibility.NONE)
-        await broker.create_topic(ANONYMOUS, topic, TopicConfig())
+        await broker.topics.create(ANONYMOUS, topic, TopicConfig())
         await register(broker, "orders", STRING)
         await broker.schemas.bind(ANONYMOUS, topic, Binding("orders", ValidationPolicy.WARN))
         await broker.schemas.set_tags(ANONYMOUS, "orders", 1, ["pii"])

@@ -146,7 +146,7 @@ async def test_what_another_broker_registered_is_found_before_it_is_heard_of(bro
     fourth = await register(a, "more", fields("w"))
     assert (await schemas.by_global_id(ANONYMOUS, fourth.global_id)).subject == "more"
     fifth = await register(a, "topics", fields("v"))
-    await a.broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+    await a.broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
     chosen = await schemas.choose(ANONYMOUS, TOPIC, "topics", 1)
     assert chosen == (fifth.schema_id, 1)
     for unknown in (
@@ -199,7 +199,7 @@ async def test_a_subject_to_which_another_broker_just_bound_a_topic_is_not_delet
 ) -> None:
     a, b = brokers
     await register(a, "orders", STRING)
-    await a.broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+    await a.broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
     await b.catch_up()
     b.store.hold()
     await a.broker.schemas.bind(ANONYMOUS, TOPIC, Binding("orders", ValidationPolicy.ENFORCE))
@@ -214,7 +214,7 @@ async def test_a_subject_to_which_another_broker_just_bound_a_topic_is_not_delet
 async def test_no_topic_is_bound_to_a_subject_that_another_broker_just_deleted(brokers: list[MemberBroker]) -> None:
     a, b = brokers
     await register(a, "orders", STRING)
-    await a.broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+    await a.broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
     await b.catch_up()
     b.store.hold()
     await a.broker.schemas.delete_subject(ANONYMOUS, "orders")

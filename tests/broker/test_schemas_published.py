@@ -439,7 +439,7 @@ async def test_a_topic_deleted_while_a_batch_is_checked_answers_it(client):
     await bind(client)
     producer = await client.producer()
     answer = client.publish(producer, [b"1"] * 10, schema_id=1, schema_version=1)
-    await client.broker.delete_topic(ANONYMOUS, TOPIC)
+    await client.broker.topics.delete(ANONYMOUS, TOPIC)
     with pytest.raises(NotFound):
         await answer
 

@@ -98,7 +98,7 @@ async def test_a_deleted_topic_frees_its_slices(tmp_path: Path) -> None:
     objects, clock = MemoryStore(), ManualClock()
     async with open_broker(tmp_path, objects=objects, crash=True, clock=clock) as broker:
         await published(await stored_topic(broker), 0, 10)
-        await broker.delete_topic(ANONYMOUS, TOPIC)
+        await broker.topics.delete(ANONYMOUS, TOPIC)
         await collected(broker, clock)
         assert await slices(objects) == []
 

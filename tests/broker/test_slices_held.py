@@ -220,8 +220,8 @@ async def test_a_stored_topic_on_an_unfit_store_is_refused_by_name_and_nothing_c
         with pytest.raises(Refused, match=f"{objects.url} cannot keep topics of the ack level `stored`"):
             await stored_topic(broker)
         with pytest.raises(NotFound):
-            await broker.describe_topic(ANONYMOUS, TOPIC)
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+            await broker.topics.describe(ANONYMOUS, TOPIC)
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
 
 
 async def test_a_stored_topic_without_an_object_store_is_refused(broker):

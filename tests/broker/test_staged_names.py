@@ -40,8 +40,8 @@ async def tenants(directory, *, level: int = 2, objects: MemoryStore | None = No
             await broker.upgrade.finish(ANONYMOUS)
         for topic in (SHOP, BANK):
             if broker._registry.find_topic(topic) is None:
-                await broker.create_namespace(ANONYMOUS, topic.namespace)
-                await broker.create_topic(ANONYMOUS, topic, TopicConfig())
+                await broker.namespaces.create(ANONYMOUS, topic.namespace)
+                await broker.topics.create(ANONYMOUS, topic, TopicConfig())
         yield broker
 
 

@@ -30,7 +30,7 @@ async def objects() -> MemoryStore:
 @pytest.fixture
 async def broker(tmp_path, objects):
     async with staging_broker(tmp_path, objects) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig(partitions=3))
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig(partitions=3))
         yield broker
 
 
@@ -100,7 +100,7 @@ async def test_batches_of_a_query_are_published_in_order_without_waiting_for_the
 
 async def test_a_commit_of_three_hundred_partitions_arrives_everywhere(tmp_path, objects):
     async with staging_broker(tmp_path, objects) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig(partitions=300))
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig(partitions=300))
         query = Query(broker)
         rows = [{index: [b"%d-%d" % (part, index)] for index in range(300)} for part in range(3)]
         assert await query.write(0, *rows) == (False, True)
@@ -212,7 +212,7 @@ async def test_a_broker_without_object_storage_refuses_stages_and_names_the_sett
 
 
 async def test_only_reliable_topics_take_stages(broker):
-    await broker.create_topic(ANONYMOUS, TopicName.parse("/default/fleeting"), TopicConfig(reliable=False))
+    await broker.topics.create(ANONYMOUS, TopicName.parse("/default/fleeting"), TopicConfig(reliable=False))
     with pytest.raises(Invalid, match="not reliable"):
         await Query(broker, topic=TopicName.parse("/default/fleeting")).stage(0, {0: [b"1"]})
 
@@ -282,7 +282,7 @@ class OnlyReading:
 
 async def test_staging_and_committing_need_the_right_to_publish(tmp_path, objects):
     async with staging_broker(tmp_path, objects, authorizer=OnlyReading()) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
         with pytest.raises(Denied, match="may not produce /default/orders"):
             await Query(broker).stage(0, {0: [b"1"]})
     async with staging_broker(tmp_path, objects) as broker:
@@ -295,10 +295,10 @@ async def test_staging_and_committing_need_the_right_to_publish(tmp_path, object
 
 async def test_a_commit_for_a_topic_that_was_deleted_meanwhile_publishes_nothing(broker):
     gone = TopicName.parse("/default/gone")
-    await broker.create_topic(ANONYMOUS, gone, TopicConfig())
+    await broker.topics.create(ANONYMOUS, gone, TopicConfig())
     stages = [await Query(broker).stage(0, {0: [b"1"]}), await Query(broker, topic=gone).stage(0, {0: [b"2"]})]
-    await broker.delete_topic(ANONYMOUS, gone)
-    await broker.create_topic(ANONYMOUS, gone, TopicConfig())
+    await broker.topics.delete(ANONYMOUS, gone)
+    await broker.topics.create(ANONYMOUS, gone, TopicConfig())
     with pytest.raises(Refused, match="/default/gone was deleted"):
         await Query(broker).commit(0, *stages)
     assert await payloads(broker) == await payloads(broker, topic=gone) == []
@@ -365,7 +365,7 @@ async def test_an_unknown_query_cannot_be_forgotten(broker):
 async def test_a_waiting_commit_returns_when_the_broker_drains(tmp_path):
     objects = FaultyObjectStore()
     async with staging_broker(tmp_path, objects) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
         stage = await Query(broker).stage(0, {0: [b"1"]})
         objects.fault = "unreadable"
         waiting = asyncio.ensure_future(Query(broker).commit(0, stage, wait_ms=60_000))

@@ -233,7 +233,7 @@ async def test_what_is_pending_for_a_deleted_topic_is_dropped(pair, objects):
     for _ in range(3):
         await decisions(pair.a).carry_on()
     assert await keys(pair, PENDING), "the topic is there: its partition waits for a broker"
-    await pair.a.delete_topic(ANONYMOUS, TOPIC)
+    await pair.a.topics.delete(ANONYMOUS, TOPIC)
     assert topic_id
     for _ in range(3):
         await decisions(pair.a).carry_on()
@@ -250,9 +250,9 @@ async def test_a_topic_that_the_registry_does_not_know_yet_is_not_taken_for_dele
 
 async def test_a_topic_and_a_partition_that_another_broker_made_are_staged_to_before_they_are_heard_of(pair, objects):
     await stop_following(pair.b)
-    await pair.a.create_topic(ANONYMOUS, TOPIC, TopicConfig(1))
+    await pair.a.topics.create(ANONYMOUS, TOPIC, TopicConfig(1))
     await Query(pair.b).stage(0, {0: [b"a"]})
-    await pair.a.grow_topic(ANONYMOUS, TOPIC, 3)
+    await pair.a.topics.grow(ANONYMOUS, TOPIC, 3)
     await Query(pair.b, parts=1).stage(0, {0: [b"a"], 2: [b"b"]})
     with pytest.raises(NotFound, match="there is no partition 3"):
         await Query(pair.b, parts=2).stage(0, {3: [b"a"]})
@@ -262,8 +262,8 @@ async def test_a_stage_for_a_topic_that_another_broker_made_anew_is_refused_befo
     """Its messages would be dropped, though a topic of that name was there all the time."""
     await prepare(pair)
     await stop_following(pair.b)
-    await pair.a.delete_topic(ANONYMOUS, TOPIC)
-    await pair.a.create_topic(ANONYMOUS, TOPIC, TopicConfig(2))
+    await pair.a.topics.delete(ANONYMOUS, TOPIC)
+    await pair.a.topics.create(ANONYMOUS, TOPIC, TopicConfig(2))
     query = Query(pair.b)
     stage = await query.stage(0, {0: [b"former"]})
     with pytest.raises(Refused, match="was deleted since"):

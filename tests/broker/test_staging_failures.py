@@ -39,7 +39,7 @@ from waiting import until
 async def test_a_stage_that_the_store_did_not_take_is_unavailable_and_the_next_try_works(tmp_path):
     objects = FaultyObjectStore()
     async with staging_broker(tmp_path, objects) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
         query = Query(broker)
         first = await query.stage(0, {0: [b"0"]})
         for fault in ("away", "crashing", "put and failed"):
@@ -54,7 +54,7 @@ async def test_a_stage_that_the_store_did_not_take_is_unavailable_and_the_next_t
 async def test_a_commit_whose_stages_cannot_be_read_now_is_unavailable_and_not_decided(tmp_path):
     objects = FaultyObjectStore()
     async with staging_broker(tmp_path, objects) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
         stage = await Query(broker).stage(0, {0: [b"1"]})
     async with staging_broker(tmp_path, objects) as broker:
         objects.fault = "unreadable"
@@ -67,7 +67,7 @@ async def test_a_commit_whose_stages_cannot_be_read_now_is_unavailable_and_not_d
 async def test_a_decision_waits_until_the_store_can_be_read(tmp_path):
     objects = FaultyObjectStore()
     async with staging_broker(tmp_path, objects) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
         query = Query(broker)
         stage = await query.stage(0, {0: [b"1"]})
         objects.fault = "unreadable"
@@ -82,7 +82,7 @@ async def test_a_decision_waits_until_the_store_can_be_read(tmp_path):
 
 async def test_a_bug_while_publishing_is_reported_and_the_decision_is_retried(tmp_path, monkeypatch):
     async with staging_broker(tmp_path, MemoryStore()) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
         query = Query(broker)
         stage = await query.stage(0, {0: [b"1"]})
         with monkeypatch.context() as mistaken:
@@ -106,7 +106,7 @@ async def obstacle(broker) -> str:
 async def test_a_query_that_is_too_far_ahead_of_its_partitions_waits(tmp_path):
     objects = FaultyObjectStore()
     async with staging_broker(tmp_path, objects) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
         query = Query(broker)
         stages = [await query.stage(batch_id, {0: [b"%d" % batch_id]}) for batch_id in range(UNAPPLIED_MAX + 1)]
         objects.fault = "unreadable"
@@ -123,7 +123,7 @@ async def test_a_query_that_is_too_far_ahead_of_its_partitions_waits(tmp_path):
 async def test_a_stage_that_was_damaged_after_the_decision_stops_its_partitions_and_no_others(tmp_path):
     objects = await LocalStore.open(tmp_path / "objects")
     async with staging_broker(tmp_path, objects) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig(partitions=2))
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig(partitions=2))
         query = Query(broker)
         stage = await query.stage(0, {0: [b"1" * 100], 1: [b"2"]})
         (key,) = await stages_in(objects)
@@ -143,7 +143,7 @@ async def test_a_stage_that_was_damaged_after_the_decision_stops_its_partitions_
 async def test_a_query_whose_stage_is_lost_holds_up_no_other_query_in_the_same_partition(tmp_path):
     objects = FaultyObjectStore()
     async with staging_broker(tmp_path, objects) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
         lost = await Query(broker, "unlucky").stage(0, {0: [b"lost"]})
         objects.fault = "unreadable"
         assert await Query(broker, "unlucky").commit(0, lost, wait_ms=10) == (False, False)
@@ -158,7 +158,7 @@ async def test_a_query_whose_stage_is_lost_holds_up_no_other_query_in_the_same_p
 async def test_a_lost_stage_is_given_up_as_soon_as_its_topic_is_deleted(tmp_path):
     objects = FaultyObjectStore()
     async with staging_broker(tmp_path, objects, clock=NeverRetried()) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
         lost = await Query(broker).stage(0, {0: [b"lost"]})
         objects.fault = "unreadable"
         await Query(broker).commit(0, lost, wait_ms=0)
@@ -169,7 +169,7 @@ async def test_a_lost_stage_is_given_up_as_soon_as_its_topic_is_deleted(tmp_path
             return "is not in" in await obstacle(broker)
 
         await until(is_found_lost)
-        await broker.delete_topic(ANONYMOUS, TOPIC)
+        await broker.topics.delete(ANONYMOUS, TOPIC)
         await quiet(broker)
         assert broker.staging.decisions.publisher.dropped == 1
 
@@ -177,8 +177,8 @@ async def test_a_lost_stage_is_given_up_as_soon_as_its_topic_is_deleted(tmp_path
 async def test_partitions_that_a_publish_rate_holds_back_hold_up_no_others(tmp_path):
     slow, count = TopicName.parse("/default/slow"), PUBLICATIONS_AT_ONCE + 8
     async with staging_broker(tmp_path, MemoryStore()) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
-        await broker.create_topic(ANONYMOUS, slow, TopicConfig(partitions=count))
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
+        await broker.topics.create(ANONYMOUS, slow, TopicConfig(partitions=count))
         await broker.policies.set(ANONYMOUS, slow, {"publish_messages_per_s": 1})
         rows = {index: [b"%d" % row for row in range(400)] for index in range(count)}
         held = Query(broker, "held back", topic=slow)
@@ -197,14 +197,14 @@ async def test_partitions_that_a_publish_rate_holds_back_hold_up_no_others(tmp_p
 async def test_messages_for_a_deleted_topic_are_dropped_and_the_others_are_published(tmp_path):
     objects, gone = FaultyObjectStore(), TopicName.parse("/default/gone")
     async with staging_broker(tmp_path, objects) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
-        await broker.create_topic(ANONYMOUS, gone, TopicConfig(partitions=2))
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
+        await broker.topics.create(ANONYMOUS, gone, TopicConfig(partitions=2))
         query = Query(broker)
         stages = [await query.stage(0, {0: [b"1"]}), await Query(broker, topic=gone).stage(0, {0: [b"2"], 1: [b"3"]})]
         objects.fault = "unreadable"
         assert await query.commit(0, *stages, wait_ms=0) == (False, False)
-        await broker.delete_topic(ANONYMOUS, gone)
-        await broker.create_topic(ANONYMOUS, gone, TopicConfig(partitions=2))
+        await broker.topics.delete(ANONYMOUS, gone)
+        await broker.topics.create(ANONYMOUS, gone, TopicConfig(partitions=2))
         objects.fault = "none"
         assert await query.commit(0, *stages) == (True, True)
         await quiet(broker)
@@ -217,7 +217,7 @@ async def test_messages_for_a_deleted_topic_are_dropped_and_the_others_are_publi
 async def test_a_topic_that_waits_for_stages_is_in_use(tmp_path):
     objects = FaultyObjectStore()
     async with staging_broker(tmp_path, objects) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
         stage = await Query(broker).stage(0, {0: [b"1"]})
         assert not broker._deletion.in_use(TOPIC)
         objects.fault = "unreadable"
@@ -233,13 +233,13 @@ async def test_a_decision_waits_while_a_deletion_is_uncertain_and_is_published_i
     monkeypatch.setattr(stage_publisher, "LOST_RETRY_S", 0.01)
     objects, metadata = FaultyObjectStore(), FaultyStore()
     async with staging_broker(tmp_path, objects, metadata=metadata) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
         query = Query(broker)
         stage = await query.stage(0, {0: [b"1", b"2"]})
         objects.fault = "unreadable"
         assert await query.commit(0, stage, wait_ms=0) == (False, False)
         in_doubt = metadata.hold_refusal(deletes(topic_key(TOPIC)))
-        deleting = asyncio.create_task(broker.delete_topic(ANONYMOUS, TOPIC))
+        deleting = asyncio.create_task(broker.topics.delete(ANONYMOUS, TOPIC))
         await in_doubt.asked.wait()
         objects.fault = "none"
 
@@ -278,7 +278,7 @@ async def unused(tmp_path, metadata):
 
 async def is_kept(client: BrokerClient) -> bool:
     await client.broker._lifetimes.round()
-    return str(TOPIC) in await client.broker.list_topics(ANONYMOUS)
+    return str(TOPIC) in await client.broker.topics.names(ANONYMOUS)
 
 
 async def test_an_unused_topic_stays_while_the_pending_keys_of_a_decision_are_written(unused, metadata):
@@ -364,7 +364,7 @@ class Counting(MemoryStore):
 async def test_a_commit_is_refused_if_one_of_its_stages_was_deleted_from_the_store(tmp_path, position):
     objects = MemoryStore()
     async with staging_broker(tmp_path, objects) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
         query = Query(broker)
         stages = [await query.stage(0, {0: [b"%d" % number]}) for number in range(3)]
         await objects.delete([key for key in await stages_in(objects) if key.endswith(stages[position])])
@@ -379,7 +379,7 @@ async def test_a_commit_is_refused_if_one_of_its_stages_was_deleted_from_the_sto
 async def test_a_commit_checks_a_limited_number_of_stages_concurrently(tmp_path):
     objects = Counting()
     async with staging_broker(tmp_path, objects) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
         query = Query(broker)
         stages = [await query.stage(0, {0: [b"%d" % number]}) for number in range(2 * CHECKS_AT_ONCE)]
         assert await query.commit(0, *stages) == (False, True)
@@ -404,7 +404,7 @@ async def cancelled_commit(broker, metadata: FaultyStore, written: bool) -> str:
 async def test_a_commit_that_was_cancelled_can_be_repeated(tmp_path, written):
     metadata = FaultyStore()
     async with staging_broker(tmp_path, MemoryStore(), metadata=metadata) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
         stage = await cancelled_commit(broker, metadata, written)
         assert await Query(broker).commit(0, stage) == (written, True)
         await Query(broker).write(1, {0: [b"2"]})
@@ -414,7 +414,7 @@ async def test_a_commit_that_was_cancelled_can_be_repeated(tmp_path, written):
 async def test_a_cancelled_commit_that_was_written_is_published_without_a_repetition(tmp_path):
     metadata = FaultyStore()
     async with staging_broker(tmp_path, MemoryStore(), metadata=metadata) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
         await cancelled_commit(broker, metadata, written=True)
 
         async def is_there() -> bool:
@@ -426,7 +426,7 @@ async def test_a_cancelled_commit_that_was_written_is_published_without_a_repeti
 async def test_a_commit_that_is_cancelled_while_the_broker_closes_is_only_cancelled(tmp_path):
     objects, metadata = MemoryStore(), FaultyStore()
     async with staging_broker(tmp_path, objects, metadata=metadata) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
         await broker.staging._tasks.close()
         await cancelled_commit(broker, metadata, written=True)
     async with staging_broker(tmp_path, objects) as broker:
@@ -438,7 +438,7 @@ async def test_an_uncertain_decision_is_removed_with_its_query(tmp_path, monkeyp
     monkeypatch.setattr(staging, "UNCERTAIN_RETRY_S", 1e6)
     metadata = FaultyStore()
     async with staging_broker(tmp_path, MemoryStore(), metadata=metadata) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
         stage = await Query(broker).stage(0, {0: [b"1"]})
         metadata.lose_answer(puts(DECISIONS))
         with pytest.raises(Unavailable, match="hiccuped"):
@@ -474,7 +474,7 @@ class Removing:
 @pytest.mark.parametrize("by_hand", [False, True])
 async def test_a_stage_that_comes_while_its_query_is_removed_counts_for_the_new_one(tmp_path, monkeypatch, by_hand):
     async with staging_broker(tmp_path, MemoryStore()) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
         query = Query(broker)
         await query.write(0, {0: [b"before"]})
         await quiet(broker)
@@ -499,7 +499,7 @@ async def test_a_batch_that_is_committed_again_after_a_restore_in_other_pieces_i
     rows = [b"%d" % number for number in range(9)]
     (tmp_path / "before").mkdir()
     async with staging_broker(tmp_path / "before", objects) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
         query = Query(broker)
         stages = [await query.stage(0, {0: rows[:3]}), await query.stage(0, {0: rows[3:]})]
         await broker._tiers.manifests.write()

@@ -158,7 +158,7 @@ async def test_whatever_happens_every_committed_row_is_there_once_and_in_order(t
     machine = Machine(tmp_path, seed)
     await machine.open(crash=False)
     assert machine.broker is not None
-    await machine.broker.create_topic(ANONYMOUS, TOPIC, TopicConfig(partitions=PARTITIONS))
+    await machine.broker.topics.create(ANONYMOUS, TOPIC, TopicConfig(partitions=PARTITIONS))
     async with asyncio.timeout(200):
         for _ in range(STEPS):
             await machine.step()

@@ -56,7 +56,7 @@ async def has(broker, count: int) -> bool:
 async def test_a_partition_that_has_a_part_of_a_batch_gets_the_rest(tmp_path, ack_level):
     objects = Hiding()
     async with staging_broker(tmp_path, objects, crash=True) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig(ack_level=ack_level))
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig(ack_level=ack_level))
         await half_published(broker, objects)
     objects.hidden = ""
     async with staging_broker(tmp_path, objects) as broker:
@@ -68,7 +68,7 @@ async def test_a_partition_that_has_a_part_of_a_batch_gets_the_rest(tmp_path, ac
 async def test_what_was_in_memory_only_is_published_anew(tmp_path):
     objects = Hiding()
     async with staging_broker(tmp_path, objects, crash=True) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig(ack_level=AckLevel.MEMORY))
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig(ack_level=AckLevel.MEMORY))
         await half_published(broker, objects)
     objects.hidden = ""
     async with staging_broker(tmp_path, objects) as broker:
@@ -81,7 +81,7 @@ async def test_a_partition_remembers_a_query_for_as_long_as_it_has_something_to_
     """However many other producers come and go, and however often the broker starts."""
     objects, remembered = Hiding(), {"remembered_max": 2, "remembered_s": 0}
     async with staging_broker(tmp_path, objects, crash=True, **remembered) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
         await BrokerClient(broker).fetch()  # it is open before it has anything to get
         await half_published(broker, objects)
         await others(broker, b"a")
@@ -117,7 +117,7 @@ async def test_published_rows_are_not_repeated_after_the_disk_refused_later_ones
     monkeypatch.setattr(stage_publisher, "RETRY_S_MIN", 60.0)
     monkeypatch.setattr(stage_publisher, "RETRY_S_MAX", 60.0)
     async with staging_broker(tmp_path, objects, crash=True, disk=disk, wal=FAST_CURE, metadata=metadata) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
         query, client = Query(broker), BrokerClient(broker)
         assert (await query.write(0, {0: [b"1", b"2"]})).applied
         stage = await query.stage(1, {0: [b"3"]})
@@ -139,7 +139,7 @@ def number_of(broker) -> int:
 
 async def test_a_query_is_unpinned_once_nothing_of_it_is_pending(tmp_path):
     async with staging_broker(tmp_path, MemoryStore()) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
         for batch_id in range(3):
             await Query(broker).write(batch_id, {0: [b"1"]})
         await quiet(broker)
@@ -152,7 +152,7 @@ async def test_a_query_stays_pinned_while_a_later_batch_has_a_pending_key(tmp_pa
     objects, metadata, remembered = MemoryStore(), FaultyStore(), {"remembered_max": 1}
     first, later = metadata.hold(deletes(PENDING)), metadata.hold(deletes(PENDING))
     async with staging_broker(tmp_path, objects, crash=True, metadata=metadata, **remembered) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
         for batch_id in range(2):
             assert (await Query(broker).write(batch_id, {0: [b"%d" % batch_id]})).applied
         first.go_on()
@@ -169,7 +169,7 @@ async def test_a_query_stays_pinned_while_a_later_batch_has_a_pending_key(tmp_pa
 async def test_later_batches_wait_for_earlier_ones_also_after_a_restart(tmp_path):
     objects = Hiding()
     async with staging_broker(tmp_path, objects, crash=True) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig(partitions=2))
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig(partitions=2))
         query = Query(broker)
         stages = [await query.stage(batch_id, {0: [b"%d" % batch_id], 1: [b"x"]}) for batch_id in range(3)]
         objects.hidden = stages[0]
@@ -186,7 +186,7 @@ async def test_later_batches_wait_for_earlier_ones_also_after_a_restart(tmp_path
 async def test_a_commit_that_is_repeated_after_a_restart_waits_for_what_goes_on(tmp_path):
     objects = Hiding()
     async with staging_broker(tmp_path, objects, crash=True) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
         stage = await Query(broker).stage(0, {0: [b"1"]})
         objects.hidden = stage
         await Query(broker).commit(0, stage, wait_ms=0)
@@ -200,12 +200,12 @@ async def test_a_commit_that_is_repeated_after_a_restart_waits_for_what_goes_on(
 async def test_a_topic_that_is_gone_after_the_restart_gets_nothing(tmp_path):
     objects = Hiding()
     async with staging_broker(tmp_path, objects, crash=True) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
         stage = await Query(broker).stage(0, {0: [b"1"]})
         objects.hidden = stage
         await Query(broker).commit(0, stage, wait_ms=0)
         await broker.staging.close()
-        await broker.delete_topic(ANONYMOUS, TOPIC)
+        await broker.topics.delete(ANONYMOUS, TOPIC)
     async with staging_broker(tmp_path, objects) as broker:
         await quiet(broker)
         assert await stages_in(objects) == []
@@ -221,7 +221,7 @@ async def test_an_uncertain_commit_can_be_repeated(tmp_path, monkeypatch, writte
     monkeypatch.setattr(staging, "UNCERTAIN_RETRY_S", 1e6)
     metadata = FaultyStore()
     async with staging_broker(tmp_path, MemoryStore(), metadata=metadata) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig(partitions=partitions))
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig(partitions=partitions))
         query = Query(broker)
         stage = await query.stage(0, {index: [b"1"] for index in range(partitions)})
         doubt = metadata.lose_answer if written else metadata.refuse
@@ -237,7 +237,7 @@ async def test_an_uncertain_commit_can_be_repeated(tmp_path, monkeypatch, writte
 async def test_an_uncertain_commit_that_was_written_is_published_without_a_repetition(tmp_path):
     metadata = FaultyStore()
     async with staging_broker(tmp_path, MemoryStore(), metadata=metadata) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
         stage = await Query(broker).stage(0, {0: [b"1"]})
         metadata.lose_answer(puts(DECISIONS))
         with pytest.raises(Unavailable, match="hiccuped"):
@@ -250,7 +250,7 @@ async def test_an_uncertain_commit_that_was_written_is_published_without_a_repet
 
 async def test_a_partition_whose_quota_is_full_gets_its_share_when_there_is_room(tmp_path):
     async with staging_broker(tmp_path, MemoryStore()) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig(partitions=2))
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig(partitions=2))
         consumer = await BrokerClient(broker).subscribe("slow", credit=0)
         await broker.policies.set(ANONYMOUS, TOPIC, {"backlog_messages_max": 2})
         query = Query(broker)
@@ -273,7 +273,7 @@ async def arrived_beside(broker) -> bool:
 async def test_a_topic_with_an_exclusive_producer_gets_what_was_committed_before(tmp_path):
     objects = FaultyObjectStore()
     async with staging_broker(tmp_path, objects) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
         stage = await Query(broker).stage(0, {0: [b"1"]})
         objects.fault = "unreadable"
         await Query(broker).commit(0, stage, wait_ms=0)
@@ -289,7 +289,7 @@ async def test_after_a_restore_a_query_goes_on_behind_its_last_batch(tmp_path: P
     objects = MemoryStore()
     (tmp_path / "before").mkdir()
     async with staging_broker(tmp_path / "before", objects) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
         await Query(broker).write(4, {0: [b"1"]})
         await quiet(broker)
         await upload_all(broker)
@@ -313,7 +313,7 @@ async def test_after_a_restore_a_query_goes_on_behind_its_last_batch(tmp_path: P
 
 async def test_many_queries_write_at_once(tmp_path):
     async with staging_broker(tmp_path, MemoryStore()) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig(partitions=4))
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig(partitions=4))
 
         async def write(number: int) -> None:
             query = Query(broker, f"query {number}")
@@ -339,7 +339,7 @@ async def aging(tmp_path, clock):
     async with staging_broker(
         tmp_path, objects, clock=clock, tiering=replace(TIERING, staged_query_keep_s=10 * DAY_S)
     ) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
         yield broker
 
 
@@ -360,7 +360,7 @@ async def test_an_uncommitted_stage_expires_and_a_later_commit_of_it_is_refused(
 async def test_a_committed_stage_does_not_expire(tmp_path, clock):
     objects = FaultyObjectStore()
     async with staging_broker(tmp_path, objects, clock=clock) as broker:
-        await broker.create_topic(ANONYMOUS, TOPIC, TopicConfig())
+        await broker.topics.create(ANONYMOUS, TOPIC, TopicConfig())
         stage = await Query(broker).stage(0, {0: [b"1"]})
         objects.fault = "unreadable"
         assert await Query(broker).commit(0, stage, wait_ms=0) == (False, False)

@@ -162,13 +162,13 @@ async def summaries(broker: Broker, namespace: str | None = None) -> list[TopicS
 
 
 async def test_every_topic_is_told_in_order_with_what_it_was_created_with(client, clock):
-    await client.broker.create_namespace(ANONYMOUS, "a-b")
+    await client.broker.namespaces.create(ANONYMOUS, "a-b")
     for name, config in {
         "/default/b": TopicConfig(partitions=3),
         "/default/a": TopicConfig(reliable=False),
         "/a-b/z": TopicConfig(),
     }.items():
-        await client.broker.create_topic(ANONYMOUS, TopicName.parse(name), config)
+        await client.broker.topics.create(ANONYMOUS, TopicName.parse(name), config)
     found = await summaries(client.broker)
     assert [(one.topic, one.partitions, one.reliable, one.ack_level) for one in found] == [
         ("/a-b/z", 0, True, "durable"),
@@ -271,7 +271,7 @@ async def test_other_tasks_run_between_the_chunks_and_within_a_large_topic(tmp_p
         for index in range(20):
             await client.producer(partition=index)
         for number in range(50):
-            await client.broker.create_topic(ANONYMOUS, TopicName("default", f"small-{number:02}"), TopicConfig())
+            await client.broker.topics.create(ANONYMOUS, TopicName("default", f"small-{number:02}"), TopicConfig())
         turns = 0
 
         async def others() -> None:
@@ -296,12 +296,12 @@ async def test_other_tasks_run_between_the_chunks_and_within_a_large_topic(tmp_p
 async def test_topics_deleted_and_created_between_chunks_do_no_harm(tmp_path: Path):
     async with open_broker(tmp_path, clock=BusyClock()) as broker:
         for number in range(20):
-            await broker.create_topic(ANONYMOUS, TopicName("default", f"t-{number:02}"), TopicConfig())
+            await broker.topics.create(ANONYMOUS, TopicName("default", f"t-{number:02}"), TopicConfig())
         listed: list[str] = []
         async for chunk in broker.statistics.all(ANONYMOUS):
             if not listed:
-                await broker.delete_topic(ANONYMOUS, TopicName("default", "t-15"))
-                await broker.create_topic(ANONYMOUS, TopicName("default", "new"), TopicConfig())
+                await broker.topics.delete(ANONYMOUS, TopicName("default", "t-15"))
+                await broker.topics.create(ANONYMOUS, TopicName("default", "new"), TopicConfig())
             listed += [one.topic for one in chunk]
         assert set(listed) >= {f"/default/t-{number:02}" for number in range(20) if number != 15}
         assert "/default/t-15" not in listed and len(set(listed)) == len(listed)
@@ -311,7 +311,7 @@ async def test_who_may_not_describe_the_broker_is_told_nothing(tmp_path: Path):
     root = Principal("root")
     rules = AccessRules([root.id])
     async with open_broker(tmp_path, authorizer=rules) as broker:
-        await broker.create_topic(root, TopicName.parse("/default/orders"), TopicConfig())
+        await broker.topics.create(root, TopicName.parse("/default/orders"), TopicConfig())
         assert [one async for one in broker.statistics.all(ANONYMOUS)] == []
         assert await summaries(broker, "default") == []
         assert [one async for one in broker.statistics.all(root)] != []
@@ -319,7 +319,7 @@ async def test_who_may_not_describe_the_broker_is_told_nothing(tmp_path: Path):
 
 async def create(broker: Broker, *names: str) -> None:
     for name in names:
-        await broker.create_topic(ANONYMOUS, TopicName.parse(name), TopicConfig())
+        await broker.topics.create(ANONYMOUS, TopicName.parse(name), TopicConfig())
 
 
 async def page(broker: Broker, namespace: str | None = None, **query: Any) -> TopicPage:
@@ -341,9 +341,9 @@ async def listed(broker: Broker, namespace: str | None = None, **query: Any) -> 
 async def test_pages_by_name_are_in_the_order_of_the_list(client: BrokerClient):
     broker = client.broker
     for namespace in ("a", "a-b"):
-        await broker.create_namespace(ANONYMOUS, namespace)
+        await broker.namespaces.create(ANONYMOUS, namespace)
     await create(broker, "/a/z", "/a-b/a", "/a/b", "/default/x", "/default/b")
-    everything = await broker.list_topics(ANONYMOUS)
+    everything = await broker.topics.names(ANONYMOUS)
     assert everything == ["/a/b", "/a/z", "/a-b/a", "/default/b", "/default/x"]
     for limit in range(1, 7):
         assert await listed(broker, limit=limit) == everything
@@ -392,7 +392,7 @@ async def test_a_token_survives_topics_that_come_and_go(client: BrokerClient, cl
         clock.advance(1)
     first = await page(broker, sort=sort, limit=4)
     for gone in (first.topics[0], first.topics[-1]):  # also the one that the token names
-        await broker.delete_topic(ANONYMOUS, TopicName.parse(gone.topic))
+        await broker.topics.delete(ANONYMOUS, TopicName.parse(gone.topic))
     await create(broker, "/default/a", "/default/z")
     rest, token = list[str](), first.next
     while token:
@@ -409,7 +409,7 @@ async def test_names_are_listed_in_pages_too(client: BrokerClient):
     await client.create()
     for name in ("c", "a", "b"):
         await client.subscription(name)
-        await broker.create_namespace(ANONYMOUS, name)
+        await broker.namespaces.create(ANONYMOUS, name)
     first = await broker.listing.namespaces(ANONYMOUS, PageQuery(limit=3))
     assert first.names == ["a", "b", "c"]
     second = await broker.listing.namespaces(ANONYMOUS, PageQuery(limit=3, after=first.next))
@@ -436,7 +436,7 @@ async def test_a_listing_opens_nothing_and_refuses_what_it_does_not_know(broker)
 async def test_who_may_not_describe_is_shown_nothing(tmp_path: Path):
     root = Principal("root")
     async with open_broker(tmp_path, authorizer=AccessRules([root.id])) as broker:
-        await broker.create_topic(root, TopicName("default", "x"), TopicConfig())
+        await broker.topics.create(root, TopicName("default", "x"), TopicConfig())
         assert (await broker.listing.topics(root, PageQuery())).topics
         assert (await broker.listing.topics(ANONYMOUS, PageQuery())).topics == []
         assert (await broker.listing.topics(ANONYMOUS, PageQuery(), "default")).topics == []

@@ -257,7 +257,7 @@ async def test_a_hole_in_the_catalog_is_damage(broker, objects, lost):
     for _ in range(3):
         await filled(client, 1)
         await uploaded(broker)
-    topic_id = (await broker.describe_topic(ANONYMOUS, TOPIC)).topic_id
+    topic_id = (await broker.topics.describe(ANONYMOUS, TOPIC)).topic_id
     await broker.storage._store.transact([], [Delete(segment_key(topic_id, 0, lost))])
     (damage,) = (await verified(broker)).damages
     assert (damage.first_offset, damage.end_offset, damage.kind, damage.object) == (lost - 100, lost, "missing", "")
@@ -284,7 +284,7 @@ async def test_garbage_is_counted_first_and_goes_after_the_grace(broker, clock, 
     client = await created(broker)
     await filled(client, 3)
     await uploaded(broker)
-    await broker.delete_topic(ANONYMOUS, TOPIC)
+    await broker.topics.delete(ANONYMOUS, TOPIC)
     assert await collected(broker) == StorageCollected(looked_at=1, waiting=1)
     clock.advance(3601)
     assert await collected(broker, dry_run=True) == StorageCollected(looked_at=1, deleted=1)
@@ -312,7 +312,7 @@ async def test_orphans_go_and_what_is_needed_or_young_or_in_its_grace_stays(
         clock.set_wall(max(modified.values()) + 599_000_000)
         assert (await collected(broker, orphans=True)).waiting == 3
         clock.set_wall(max(modified.values()) + 601_000_000)
-        await broker.delete_topic(ANONYMOUS, OTHER)
+        await broker.topics.delete(ANONYMOUS, OTHER)
         assert await collected(broker, orphans=True, dry_run=True) == StorageCollected(5, 3, 30)
         monkeypatch.setattr(administration, "STEP_S", 0.0)  # every step ends after its first object
         assert await collected(broker, orphans=True) == StorageCollected(5, 3, 30)

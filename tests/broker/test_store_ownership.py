@@ -124,7 +124,7 @@ async def test_what_is_garbage_to_the_lost_broker_stays_if_the_restored_one_need
         await filled(client, 20)
         await lost._tiers._round()
         await lost._tiers.manifests.write()
-        await lost.delete_topic(ANONYMOUS, TOPIC)
+        await lost.topics.delete(ANONYMOUS, TOPIC)
         clock.advance(3000)
         await restored(tmp_path / "new", objects, clock)
         async with opened(tmp_path / "new", objects, clock=clock) as new:
@@ -163,7 +163,7 @@ async def test_manifests_of_a_restored_broker_are_newer_than_any_of_the_lost_one
         async with opened(tmp_path / "new", objects) as new:
             newest = await new._tiers.manifests.write()
         for number in range(20):
-            await lost.create_namespace(ANONYMOUS, f"n-{number}")
+            await lost.namespaces.create(ANONYMOUS, f"n-{number}")
         await lost._tiers.manifests.write()
         assert (await candidates(objects))[0].key == newest
 

@@ -42,7 +42,7 @@ async def test_a_subscription_whose_commit_takes_long_does_not_delay_subscriptio
         assert not waiting.done()
         # Another caller that asks for the same subscription waits for it, and so does a deletion of the topic.
         attached = asyncio.ensure_future(slow.subscribe("billing", "late"))
-        deleting = asyncio.ensure_future(broker.delete_topic(ANONYMOUS, slow.topic))
+        deleting = asyncio.ensure_future(broker.topics.delete(ANONYMOUS, slow.topic))
         for _ in range(50):
             await asyncio.sleep(0)
         assert not attached.done() and not deleting.done()

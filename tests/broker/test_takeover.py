@@ -68,7 +68,7 @@ async def lost_broker(directory: Path, level: AckLevel = AckLevel.DURABLE) -> As
 
 
 async def take_over(node: Node) -> list[Loss]:
-    return await node.broker.take_over_topic(ANONYMOUS, TOPIC, None, True)
+    return await node.broker.topics.take_over(ANONYMOUS, TOPIC, None, True)
 
 
 async def test_lists_of_topics_name_the_broker_that_partitions_wait_for(tmp_path):
@@ -95,7 +95,7 @@ async def test_without_accepting_the_loss_nothing_is_taken_over_and_the_answer_s
     async with lost_broker(tmp_path) as (world, b):
         before = await record_of(world, b)
         with pytest.raises(Refused, match=r"broker 'a' .* from offset 3 on, at most up to 999999; .*--accept-loss"):
-            await b.broker.take_over_topic(ANONYMOUS, TOPIC, 0, False)
+            await b.broker.topics.take_over(ANONYMOUS, TOPIC, 0, False)
         assert await record_of(world, b) == before
 
 
@@ -106,7 +106,7 @@ async def test_another_broker_goes_on_behind_all_offsets_that_were_given_out(tmp
         (offset,) = await publish(b, b"new")
         assert offset == PROMISED_BLOCK  # which is what the lost broker had promised: no offset is used twice
         assert (await b.client.read_all())[3:] == [(offset, b"new")]
-        described = (await b.broker.describe_topic(ANONYMOUS, TOPIC)).partitions[0]
+        described = (await b.broker.topics.describe(ANONYMOUS, TOPIC)).partitions[0]
         assert described.gaps.ranges == [(3, PROMISED_BLOCK)]
         assert described.missing_offsets == PROMISED_BLOCK - 3
         assert described.messages == 4
@@ -150,7 +150,7 @@ async def test_a_broker_that_restarts_with_its_log_leaves_no_gap(world):
     await lose(world, a)
     a = await world.start("a", follows=True)
     assert await publish(a, b"2") == [2]
-    assert (await a.broker.describe_topic(ANONYMOUS, TOPIC)).partitions[0].missing_offsets == 0
+    assert (await a.broker.topics.describe(ANONYMOUS, TOPIC)).partitions[0].missing_offsets == 0
 
 
 async def test_a_broker_that_stops_in_order_promises_no_more_than_it_gave_out(world):
@@ -176,11 +176,11 @@ async def test_where_everything_is_uploaded_no_loss_needs_to_be_accepted(world, 
     b = await world.start("b", follows=True)
     await a.stop()  # in order, so that the record says where its offsets end
     world.sessions.away["a"] = SINCE_US
-    (loss,) = await b.broker.take_over_topic(ANONYMOUS, TOPIC, None, False)
+    (loss,) = await b.broker.topics.take_over(ANONYMOUS, TOPIC, None, False)
     assert loss.is_empty and loss.broker == "a"
     assert await publish(b, b"2") == [2]
     assert await b.client.read_all() == [(0, b"0"), (1, b"1"), (2, b"2")]
-    assert (await b.broker.describe_topic(ANONYMOUS, TOPIC)).partitions[0].missing_offsets == 0
+    assert (await b.broker.topics.describe(ANONYMOUS, TOPIC)).partitions[0].missing_offsets == 0
     assert await b.broker.leftovers.describe(ANONYMOUS) == []
 
 
@@ -204,7 +204,7 @@ async def test_a_broker_that_was_back_for_a_moment_may_have_given_out_more(world
 
     monkeypatch.setattr(takeover, "_take_all", be_slow)
     with pytest.raises(Refused, match=r"from offset 1 on.*--accept-loss"):
-        await b.broker.take_over_topic(ANONYMOUS, TOPIC, None, False)
+        await b.broker.topics.take_over(ANONYMOUS, TOPIC, None, False)
     a = await world.start("a", follows=True)
     assert await a.client.read_all() == [(0, b"0"), (1, b"1")]
 
@@ -272,24 +272,24 @@ async def test_a_partition_whose_broker_lives_is_not_taken_over(world):
     await publish(a, b"0")
     b = await world.start("b", follows=True)
     with pytest.raises(Refused, match=r"belongs to broker 'a', which lives"):
-        await b.broker.take_over_topic(ANONYMOUS, TOPIC, 0, True)
+        await b.broker.topics.take_over(ANONYMOUS, TOPIC, 0, True)
     with pytest.raises(Refused, match=r"no partition of topic /default/orders waits"):
         await take_over(b)
     with pytest.raises(NotFound, match="there is no partition 7"):
-        await b.broker.take_over_topic(ANONYMOUS, TOPIC, 7, True)
+        await b.broker.topics.take_over(ANONYMOUS, TOPIC, 7, True)
 
 
 async def test_a_stored_partition_needs_no_takeover(tmp_path):
     async with lost_broker(tmp_path, AckLevel.STORED) as (_world, b):
         with pytest.raises(Refused, match="others take it over by themselves"):
-            await b.broker.take_over_topic(ANONYMOUS, TOPIC, 0, True)
+            await b.broker.topics.take_over(ANONYMOUS, TOPIC, 0, True)
         assert [payload for _, payload in await b.client.read_all()] == [b"0", b"1", b"2", b"3", b"4"]
 
 
 async def test_a_broker_alone_takes_nothing_over(broker):
     await BrokerClient(broker).create()
     with pytest.raises(Refused, match="no part of a cluster"):
-        await broker.take_over_topic(ANONYMOUS, TOPIC, None, True)
+        await broker.topics.take_over(ANONYMOUS, TOPIC, None, True)
 
 
 async def test_a_broker_that_returns_before_the_last_step_keeps_its_partition(tmp_path):
@@ -454,7 +454,7 @@ async def test_leftovers_without_a_message_are_dropped_when_their_broker_returns
     await a.stop()
     await take_over(b)
     assert await publish(b, b"new") == [2]
-    assert (await b.broker.describe_topic(ANONYMOUS, TOPIC)).partitions[0].missing_offsets == 0
+    assert (await b.broker.topics.describe(ANONYMOUS, TOPIC)).partitions[0].missing_offsets == 0
     a = await world.start("a", follows=True)
     await a.broker.leftovers.tidy()
     assert (await record_of(world, b)).lost == []

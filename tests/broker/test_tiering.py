@@ -120,9 +120,9 @@ async def test_an_offset_is_found_by_time_in_objects_and_in_the_log(tmp_path: Pa
                 await broker._tiers.trim()
         for number in (0, 1, 17, 40, 41, 59):
             for time_us in (times[number], times[number] - 1):
-                found = await broker.find_offset(ANONYMOUS, TOPIC, 0, Position("time", time_us))
+                found = await broker.topics.find_offset(ANONYMOUS, TOPIC, 0, Position("time", time_us))
                 assert found == number * 100
-        assert await broker.find_offset(ANONYMOUS, TOPIC, 0, Position("time", times[-1] + 1)) == 6000
+        assert await broker.topics.find_offset(ANONYMOUS, TOPIC, 0, Position("time", times[-1] + 1)) == 6000
 
 
 async def test_a_deleted_topic_leaves_nothing_behind_after_the_grace(tmp_path: Path, objects: ObjectStore):
@@ -131,7 +131,7 @@ async def test_a_deleted_topic_leaves_nothing_behind_after_the_grace(tmp_path: P
         client = await created(broker)
         await filled(client, 10)
         await broker._tiers.uploader.round(everything=True)
-        await broker.delete_topic(ANONYMOUS, TOPIC)
+        await broker.topics.delete(ANONYMOUS, TOPIC)
         await broker._tiers.collector.collect_garbage()
         assert len(await keys(objects, "segments/")) == 1
         clock.advance(3601)

@@ -86,7 +86,7 @@ async def test_a_failure_is_over_when_what_failed_was_deleted(tmp_path: Path):
         await broker._tiers._round()
         assert state_of(broker).startswith("uploads fail: ")
         objects.fault = "none"
-        await broker.delete_topic(ANONYMOUS, TOPIC)
+        await broker.topics.delete(ANONYMOUS, TOPIC)
         await broker._tiers._round()
         assert state_of(broker) == "ok"
 

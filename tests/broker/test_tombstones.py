@@ -61,13 +61,13 @@ async def test_a_deleted_topic_leaves_a_tombstone_for_each_ledger_that_the_log_h
     async with open_broker(tmp_path) as broker:
         before = await ledgers(broker)
         assert before
-        await broker.delete_topic(ANONYMOUS, TOPIC)
+        await broker.topics.delete(ANONYMOUS, TOPIC)
         assert await tombstones(broker) == before
         assert await ledgers(broker) == set()
     async with open_broker(tmp_path) as broker:
         known = await tombstones(broker)
         assert await broker._writer.held(sorted(before)) <= known, "what the log has not released meanwhile"
-        assert await broker.list_topics(ANONYMOUS) == []
+        assert await broker.topics.names(ANONYMOUS) == []
 
 
 async def test_a_replaced_state_ledger_leaves_a_tombstone(tmp_path):
@@ -91,7 +91,7 @@ async def test_a_tombstone_is_removed_once_the_log_has_released_the_files_of_its
         producer = await doomed.producer()
         for n in range(100):
             await doomed.publish(producer, [b"x" * 1000], sequence=n)
-        await broker.delete_topic(ANONYMOUS, OTHER)
+        await broker.topics.delete(ANONYMOUS, OTHER)
         dropped = await tombstones(broker)
         assert dropped
         await kept.publish(await kept.producer(), [b"kept"])
@@ -219,7 +219,7 @@ async def test_a_kill_at_any_step_of_a_deletion_leaves_a_broker_that_starts(tmp_
         held = await ledgers(broker)
         metadata.refuse_all(STEPS[step])
         try:
-            await broker.delete_topic(ANONYMOUS, TOPIC)
+            await broker.topics.delete(ANONYMOUS, TOPIC)
         except DanubeError:
             assert step == "before the topic's key goes"
     for _ in range(2):
@@ -239,7 +239,7 @@ async def test_a_kill_between_a_release_and_the_sweep_leaves_a_broker_that_start
         for n in range(60):
             await doomed.publish(producer, [b"x" * 1000], sequence=n)
         metadata.refuse_all(deletes("/dropped/"))
-        await broker.delete_topic(ANONYMOUS, OTHER)
+        await broker.topics.delete(ANONYMOUS, OTHER)
         await kept.publish(await kept.producer(), [b"kept"])
         await broker._writer.trim()
         left = await tombstones(broker)
@@ -280,7 +280,7 @@ async def test_an_ack_that_comes_after_the_deletion_writes_nothing(tmp_path):
         await client.publish(await client.producer(), [b"1", b"2"])
         await consumer.wait_for(2)
         await consumer.ack((0, 1))
-        await broker.delete_topic(ANONYMOUS, TOPIC)
+        await broker.topics.delete(ANONYMOUS, TOPIC)
         await broker._writer.held([])
         before = broker._writer.appended_bytes
         await consumer.ack((1, 2))
@@ -288,7 +288,7 @@ async def test_an_ack_that_comes_after_the_deletion_writes_nothing(tmp_path):
         await broker._writer.held([])
         assert broker._writer.appended_bytes == before
     async with open_broker(tmp_path) as broker:
-        assert await broker.list_topics(ANONYMOUS) == []
+        assert await broker.topics.names(ANONYMOUS) == []
 
 
 async def test_a_ledger_that_is_opened_while_its_topic_is_deleted_gets_no_record(tmp_path):
@@ -299,7 +299,7 @@ async def test_a_ledger_that_is_opened_while_its_topic_is_deleted_gets_no_record
         opening = metadata.hold_answer(puts(records.LEDGERS))
         published = client.publish(producer, [b"1"])
         await opening.asked.wait()
-        await broker.delete_topic(ANONYMOUS, TOPIC)
+        await broker.topics.delete(ANONYMOUS, TOPIC)
         dropped = await tombstones(broker)
         assert dropped
         before = broker._writer.appended_bytes
@@ -310,4 +310,4 @@ async def test_a_ledger_that_is_opened_while_its_topic_is_deleted_gets_no_record
         assert broker._writer.appended_bytes == before
         assert await tombstones(broker) == set()
     async with open_broker(tmp_path) as broker:
-        assert await broker.list_topics(ANONYMOUS) == []
+        assert await broker.topics.names(ANONYMOUS) == []

@@ -40,7 +40,7 @@ async def test_a_topic_that_another_broker_deletes_while_this_one_is_down_is_fre
     await a.stop()
     held = await ledgers(world)
     b = await world.start("b", wal=SMALL)
-    await b.broker.delete_topic(ANONYMOUS, TOPIC)
+    await b.broker.topics.delete(ANONYMOUS, TOPIC)
     assert await tombstones(world) == dict.fromkeys(held, b"log-a"), "for the broker whose log holds them"
     await b.partitions._tombstones.sweep()
     assert (await tombstones(world)).keys() == held, "they are not this broker's to remove"
@@ -98,7 +98,7 @@ async def test_a_topic_that_another_broker_deletes_while_this_one_starts_is_neit
     own = await ledgers(world)
     await a.stop()
     b = await world.start("b")
-    world.store.interrupt(prefix, lambda: b.broker.delete_topic(ANONYMOUS, TOPIC))
+    world.store.interrupt(prefix, lambda: b.broker.topics.delete(ANONYMOUS, TOPIC))
     known = await KnownLedgers.load(world.store, "log-a".__eq__)
     assert world.store.before is None, "the deletion happened in between"
     assert not known.lost
@@ -145,6 +145,6 @@ async def test_a_partition_whose_record_another_broker_removed_with_the_topic_is
     await filled(a)
     b = await world.start("b")
     partition = await a.partitions.get(TOPIC, 0)
-    await b.broker.delete_topic(ANONYMOUS, TOPIC)
+    await b.broker.topics.delete(ANONYMOUS, TOPIC)
     await until(lambda: partition.closed is not None)
     assert not a.partitions.of(TOPIC)

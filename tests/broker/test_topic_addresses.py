@@ -36,7 +36,7 @@ async def test_a_producer_of_a_partition_creates_or_grows_its_topic(broker):
     assert broker.addresses.names(ANONYMOUS, address("/default/orders")) == [TOPIC.partition(0), TOPIC.partition(1)]
     assert await ensure(ANONYMOUS, address("/default/orders-part-0"), True) == Place(TOPIC, 0)
     assert await ensure(ANONYMOUS, address("/default/orders-part-3"), True) == Place(TOPIC, 3)
-    assert len((await broker.describe_topic(ANONYMOUS, TOPIC)).partitions) == 4
+    assert len((await broker.topics.describe(ANONYMOUS, TOPIC)).partitions) == 4
     with pytest.raises(Refused, match="non-reliable"):
         await ensure(ANONYMOUS, address("/default/orders-part-9"), False)
     with pytest.raises(AlreadyExists):

@@ -138,7 +138,7 @@ async def test_seeks_and_new_subscriptions_meanwhile_end_at_the_new_start(broker
 
 
 async def make_anew(client: BrokerClient) -> None:
-    await client.broker.delete_topic(ANONYMOUS, TOPIC)
+    await client.broker.topics.delete(ANONYMOUS, TOPIC)
     await client.create()
 
 

@@ -126,7 +126,7 @@ async def test_a_topic_can_be_deleted_while_it_is_unloaded(tmp_path):
         consumer.consumer.ack([(0, 1)], False)
         unloading = asyncio.ensure_future(broker.topics.unload(UnloadTopic(topic=TOPIC)))
         await opening.asked.wait()
-        deleting = asyncio.ensure_future(broker.delete_topic(ANONYMOUS, TOPIC))
+        deleting = asyncio.ensure_future(broker.topics.delete(ANONYMOUS, TOPIC))
         await until(lambda: broker._registry.find_topic(TOPIC) is None)
         opening.go_on()
         await asyncio.gather(unloading, deleting)

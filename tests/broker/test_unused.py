@@ -28,7 +28,7 @@ def metadata() -> FaultyStore:
 
 
 async def exists(broker) -> bool:
-    return str(TOPIC) in await broker.list_topics(ANONYMOUS)
+    return str(TOPIC) in await broker.topics.names(ANONYMOUS)
 
 
 async def subscriptions(broker) -> list[str]:
@@ -220,7 +220,7 @@ async def test_a_subscription_whose_consumer_came_back_while_it_was_about_to_be_
         await client.fill(await client.producer(), 1)
         clock.advance(HOUR)
         another_change = metadata.hold(puts(topic_key(OTHER)))
-        creating = asyncio.create_task(client.broker.create_topic(ANONYMOUS, OTHER, TopicConfig()))
+        creating = asyncio.create_task(client.broker.topics.create(ANONYMOUS, OTHER, TopicConfig()))
         await another_change.asked.wait()
         round_ = asyncio.create_task(client.broker._lifetimes.round())
         await asyncio.sleep(0)  # it has found the subscription unused, and waits for its turn to change something
@@ -353,4 +353,4 @@ async def test_a_topic_that_is_to_be_kept_from_now_on_is_kept_although_its_end_w
         await kept
         listing.go_on()
         await round_
-        assert await client.broker.list_topics(ANONYMOUS) == [str(TOPIC)]
+        assert await client.broker.topics.names(ANONYMOUS) == [str(TOPIC)]

@@ -124,7 +124,7 @@ class TwoBrokers:
 
     async def create(self, topic: TopicName, partitions: int = 0, **owners: list[int]) -> int:
         """Create a topic whose partitions belong to `a`, except for those that `b` or `nobody` names; return its id."""
-        await self.a.create_topic(ANONYMOUS, topic, TopicConfig(partitions))
+        await self.a.topics.create(ANONYMOUS, topic, TopicConfig(partitions))
         await until(lambda: self.b._registry.find_topic(topic) is not None)
         for index in range(max(1, partitions)):
             await self.give(topic, index, next((name for name, some in owners.items() if index in some), "a"))

@@ -57,7 +57,7 @@ class Growth:
             self._begin(wanted - 1)
 
     async def _grow(self, wanted: int, broker: Broker) -> None:
-        await broker.grow_topic(ANONYMOUS, self._topic.name, wanted)
+        await broker.topics.grow(ANONYMOUS, self._topic.name, wanted)
 
 
 class Remaking:
@@ -101,7 +101,7 @@ class Remaking:
         """Return the version of this life, and take over how many partitions it has: an earlier request to create the
         topic may have been carried out just now."""
         while True:
-            _, found = await self._world.at_owner(lambda broker: broker.describe_topic(ANONYMOUS, life.name))
+            _, found = await self._world.at_owner(lambda broker: broker.topics.describe(ANONYMOUS, life.name))
             if found.version not in self._former:  # else that broker has not heard of its end yet
                 life.partitions = found.config.partition_count
                 return found.version
@@ -110,7 +110,7 @@ class Remaking:
     async def _delete(self, life: SimulatedTopic, version: str) -> None:
         async def delete(broker: Broker) -> None:
             with suppress(NotFound, Conflict):  # it is over: by an earlier try, and another one may have been made
-                await broker.delete_topic(ANONYMOUS, life.name, version)
+                await broker.topics.delete(ANONYMOUS, life.name, version)
 
         await self._world.at_owner(delete)
 

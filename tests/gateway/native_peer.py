@@ -83,15 +83,25 @@ async def open_listener(
 
 
 class Between:
-    """Base of wrappers around a broker: attributes that are not defined here are those of the broker. One that defines
-    `publish` gets the batches."""
+    """Base of wrappers around a broker: attributes that are not defined here are those of the broker. What a wrapper
+    defines also takes the place of methods of the broker's topics and batches."""
 
     def __init__(self, broker: Any) -> None:
         self._broker = broker
-        self.batches = self if hasattr(type(self), "publish") else broker.batches
+        self.topics = _Part(self, broker.topics)
+        self.batches = _Part(self, broker.batches)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._broker, name)
+
+
+class _Part:
+    def __init__(self, wrapper: Between, part: Any) -> None:
+        self._wrapper = wrapper
+        self._part = part
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._wrapper if hasattr(type(self._wrapper), name) else self._part, name)
 
 
 def one_batch(

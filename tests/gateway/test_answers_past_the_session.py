@@ -49,7 +49,7 @@ async def pair(tmp_path: Path) -> AsyncIterator[TwoBrokers]:
 async def change_elsewhere(pair: TwoBrokers) -> None:
     """Let broker `a` hear of nothing, and broker `b` make a topic, a quota and a binding."""
     await stop_following(pair.a)
-    await pair.b.create_topic(ANONYMOUS, NEW, TopicConfig())
+    await pair.b.topics.create(ANONYMOUS, NEW, TopicConfig())
     await pair.b.quotas.set(ANONYMOUS, QUOTA, {"fetch_bytes_per_s": 1 << 20})
     await pair.b.schemas.register(ANONYMOUS, "orders", SchemaDefinition(SchemaFormat.AVRO, '"string"'))
     await pair.b.schemas.bind(ANONYMOUS, TOPIC, Binding("orders", ValidationPolicy.WARN))

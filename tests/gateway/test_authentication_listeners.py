@@ -114,7 +114,7 @@ async def test_nothing_behind_hello_is_handled_before_welcome(here):
     writer.close()
     assert frames.decode(memoryview(received)).kind is FrameKind.ERROR
     assert frames.frame_length(memoryview(received)) == len(received)  # and nothing else
-    assert await here.broker.list_topics(Principal("admin"), None) == []
+    assert await here.broker.topics.names(Principal("admin"), None) == []
 
 
 async def test_what_is_sent_right_behind_hello_is_handled_as_the_principal_that_it_shows(here):

@@ -65,12 +65,12 @@ async def test_a_lookup_redirects_to_the_owner_of_each_partition(both):
 async def test_a_topic_that_another_broker_made_a_moment_ago_is_found(both):
     await stop_following(both.pair.b)
     new = TopicName.parse("/default/new")
-    await both.pair.a.create_topic(ANONYMOUS, new, TopicConfig(2))
+    await both.pair.a.topics.create(ANONYMOUS, new, TopicConfig(2))
     assert await look_up(both.b, str(new)) == (Lookup.Connect, f"http://{both.b.address}")
     newer = TopicName.parse("/default/newer")
-    await both.pair.a.create_topic(ANONYMOUS, newer, TopicConfig(2))
+    await both.pair.a.topics.create(ANONYMOUS, newer, TopicConfig(2))
     assert await both.b.partitions(str(newer)) == [f"{newer}-part-0", f"{newer}-part-1"]
-    await both.pair.a.grow_topic(ANONYMOUS, newer, 3)
+    await both.pair.a.topics.grow(ANONYMOUS, newer, 3)
     assert await topic_of(both.pair.b, ANONYMOUS, f"{newer}-part-2") == newer
 
 

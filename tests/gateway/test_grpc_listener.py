@@ -47,6 +47,7 @@ class Gate:
         self._broker = broker
         self.waiting = 0
         self.go = asyncio.Event()
+        self.namespaces = self
         self.problems: list[str] = []
         self.error: Exception | None = None
 
@@ -56,7 +57,7 @@ class Gate:
     def write_problems(self) -> list[str]:
         return self.problems
 
-    async def list_namespaces(self, _principal: Any) -> list[str]:
+    async def names(self, _principal: Any) -> list[str]:
         self.waiting += 1
         try:
             await self.go.wait()

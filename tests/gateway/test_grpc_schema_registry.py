@@ -181,7 +181,7 @@ async def test_a_deleted_version_is_not_listed_and_still_read_by_its_id(peer):
 
 
 async def test_a_topic_is_bound_to_a_subject_and_its_policy_is_changed(there, registry):
-    await there.broker.create_topic(ANONYMOUS, TopicName.parse(TOPIC), TopicConfig())
+    await there.broker.topics.create(ANONYMOUS, TopicName.parse(TOPIC), TopicConfig())
     none = await registry.status(f"{REGISTRY}/GetTopicSchemaConfig", topic_name=TOPIC)
     assert none[0] is StatusCode.NOT_FOUND
     made = await register(registry, "orders", AVRO)

@@ -66,7 +66,7 @@ async def test_publishes_are_unpacked_a_few_at_a_time_in_order_and_others_are_se
         await peers[0].create_topic()
         producers = [await peer.open_producer() for peer in peers]
         turns = Turns()
-        monkeypatch.setattr("pydanube.broker.facade.Batch", turns.spy())
+        monkeypatch.setattr("pydanube.broker.producers.batches.Batch", turns.spy())
         for peer, producer in zip(peers, producers, strict=True):
             for number in range(16):  # one that is not compressed must not overtake those before it
                 codec = Codec.NONE if number % 8 == 7 else [Codec.ZSTD, Codec.LZ4][number % 2]

@@ -184,17 +184,17 @@ class Holding(Between):
     def __init__(self, broker: object) -> None:
         super().__init__(broker)
         self.held: list[tuple[object, ...]] = []
-        self.topics: set[str] = {TOPIC}
+        self.held_topics: set[str] = {TOPIC}
 
     def publish(self, principal: object, producer: object, *rest: object) -> None:
-        if producer.topic in self.topics:  # type: ignore[attr-defined]
+        if producer.topic in self.held_topics:  # type: ignore[attr-defined]
             self.held.append((principal, producer, *rest))
         else:
             self._broker.batches.publish(principal, producer, *rest)
 
     def go_on(self) -> None:
         held, self.held = self.held, []
-        self.topics = set()
+        self.held_topics = set()
         for arguments in held:
             self._broker.batches.publish(*arguments)
 
@@ -239,12 +239,12 @@ async def test_a_flood_of_requests_runs_a_few_at_a_time_and_each_is_answered_onc
     class Counting(Between):
         running = most = 0
 
-        async def list_topics(self, *arguments: object) -> object:
+        async def names(self, *arguments: object) -> object:
             self.running += 1
             self.most = max(self.most, self.running)
             await asyncio.sleep(0)
             self.running -= 1
-            return await self._broker.list_topics(*arguments)
+            return await self._broker.topics.names(*arguments)
 
     limits = {"requests_in_flight_max": 8}
     async with open_listener(wrap=Counting, **limits) as there, neighbour(there), await Peer.greet(there) as peer:

@@ -157,7 +157,7 @@ async def test_requests_are_answered_as_they_finish_and_find_their_way_by_correl
 
         async def lookup(self, *arguments: object) -> object:
             await self.go.wait()
-            return await self._broker.lookup(*arguments)
+            return await self._broker.topics.lookup(*arguments)
 
     async with open_listener(wrap=SlowLookup) as there, await Peer.greet(there) as peer:
         peer.send(FrameKind.REQUEST, requests.encode(topics.Lookup(topic=TOPIC, create=True)), 1)
@@ -378,7 +378,7 @@ async def test_a_topic_that_is_deleted_while_it_is_read_is_not_taken_for_one_wit
     partition = await native.broker._partitions.get(TopicName.parse(TOPIC), 0)
 
     async def read(*_: object) -> list[memoryview]:
-        await native.broker.delete_topic(ANONYMOUS, TopicName.parse(TOPIC))
+        await native.broker.topics.delete(ANONYMOUS, TopicName.parse(TOPIC))
         return []  # as from a log that has given back the files
 
     monkeypatch.setattr(partition.stream, "read", read)

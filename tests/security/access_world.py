@@ -136,8 +136,8 @@ class World:
 
     async def fingerprint(self) -> tuple[object, ...]:
         """Return what is another one after any change of the metadata, the topics' logs or the subscription."""
-        description = await self.broker.describe_topic(ROOT, TOPIC)
-        letters = await self.broker.describe_topic(ROOT, LETTERS)
+        description = await self.broker.topics.describe(ROOT, TOPIC)
+        letters = await self.broker.topics.describe(ROOT, LETTERS)
         subscription = await self.broker.subscriptions.describe(ROOT, TOPIC, SUBSCRIPTION)
         return (
             await self.broker._store.revision(),
@@ -160,7 +160,7 @@ async def open_world(directory: Path) -> AsyncIterator[World]:
     async with open_broker(directory, authorizer=rules, objects=MemoryStore(), security=secured, audit=parts) as broker:
         await broker.start()
         for topic in (TOPIC, LETTERS):
-            await broker.create_topic(ROOT, topic, TopicConfig())
+            await broker.topics.create(ROOT, topic, TopicConfig())
         producer = await broker.open_producer(ROOT, TOPIC, 0, "", 0, 0)
         world = World(broker, rules, producer, audit)
         publish(broker, ROOT, producer)

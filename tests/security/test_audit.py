@@ -453,7 +453,7 @@ async def test_events_go_to_a_topic_of_another_broker(tmp_path: Path):
     async with two_brokers(tmp_path) as pair, Tasks() as tasks:
         await pair.create(topic, b=[0])
         broker, placement = pair.a, pair.a._partitions.placement.place_quietly
-        publish, level = broker.publisher.publish_own, broker._default_level
+        publish, level = broker.publisher.publish_own, broker._levels.default
         broker.audit.sink = TopicSink(topic, broker._registry, publish, placement, level, pair.clock)
         broker.audit.start(tasks)
         broker.audit.refuse(Origin("native", "10.0.0.1", "user:bob"), "Fetch", Action.READ, TOPIC, Denied("no"))

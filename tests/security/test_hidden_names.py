@@ -69,9 +69,9 @@ async def make_stranger(world: World) -> None:
     await broker.upgrade.finish(ROOT)
     await broker.staging.forget(ROOT, QUERY)
     await stage(broker, ROOT)  # from feature level 2 on, names of queries belong to a namespace
-    await broker.create_namespace(ROOT, "other")
-    await broker.create_topic(ROOT, OWN, TopicConfig())
-    await broker.create_topic(ROOT, WIDE, TopicConfig(partitions=2))
+    await broker.namespaces.create(ROOT, "other")
+    await broker.topics.create(ROOT, OWN, TopicConfig())
+    await broker.topics.create(ROOT, WIDE, TopicConfig(partitions=2))
     await broker.schemas.bind(ROOT, TOPIC, SchemaBinding(SUBJECT))
     await broker.schemas.register(ROOT, "other-value", BYTES)
     await broker.schemas.bind(ROOT, WIDE, SchemaBinding("other-value"))  # a topic that the caller may not see

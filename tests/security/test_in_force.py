@@ -107,7 +107,7 @@ async def test_newer_credentials_of_a_consumer_count(world):
 
 async def test_a_fetch_that_waits_delivers_nothing_after_the_right_was_taken_away(world):
     """Streams of a topic wait in a fetch for most of their time; the right is asked for when it ends, too."""
-    end = await world.broker.find_offset(ROOT, TOPIC, 0, LATEST)
+    end = await world.broker.topics.find_offset(ROOT, TOPIC, 0, LATEST)
     reader = Principal("reader")
     fetching = asyncio.create_task(world.broker.fetch(reader, TOPIC, 0, Position("offset", end), 1000, 60_000))
     (partition,) = [one for one in world.broker._partitions if one.name == str(TOPIC)]

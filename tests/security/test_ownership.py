@@ -76,10 +76,10 @@ async def test_a_right_on_one_subscription_shows_no_other_one(world):
     broker, guest = world.broker, Principal("guest")
     await broker.subscriptions.create(ROOT, TOPIC, "secret", SubscriptionType.SHARED, EARLIEST)
     bind(world, "guest", "consumer", f"{TOPIC}/{SUBSCRIPTION}")
-    assert await broker.list_topics(guest) == [str(TOPIC)]
-    assert await broker.list_namespaces(guest) == ["default"]
+    assert await broker.topics.names(guest) == [str(TOPIC)]
+    assert await broker.namespaces.names(guest) == ["default"]
     assert await broker.subscriptions.names(guest, TOPIC) == [SUBSCRIPTION]
-    assert (await broker.describe_topic(guest, TOPIC)).subscriptions == [SUBSCRIPTION]
+    assert (await broker.topics.describe(guest, TOPIC)).subscriptions == [SUBSCRIPTION]
     (partition,) = (await broker.statistics.topic(guest, TOPIC)).partitions
     assert [one.name for one in partition.subscriptions] == [SUBSCRIPTION]
     ((summary,),) = [chunk async for chunk in broker.statistics.all(guest)]
@@ -87,7 +87,7 @@ async def test_a_right_on_one_subscription_shows_no_other_one(world):
     for refused in (
         broker.subscriptions.describe(guest, TOPIC, "secret"),
         broker.subscriptions.create(guest, TOPIC, "third", SubscriptionType.SHARED, EARLIEST),
-        broker.describe_topic(guest, LETTERS),
+        broker.topics.describe(guest, LETTERS),
     ):
         with pytest.raises(Denied):
             await refused
@@ -95,8 +95,8 @@ async def test_a_right_on_one_subscription_shows_no_other_one(world):
 
 @pytest.mark.parametrize("way", ["create", "subscribe", "set_failure_policy"])
 async def test_a_dead_letter_topic_needs_what_the_broker_does_for_the_caller(world, way):
-    await world.broker.create_namespace(ROOT, "private")
-    await world.broker.create_topic(ROOT, TopicName("private", "there"), TopicConfig())
+    await world.broker.namespaces.create(ROOT, "private")
+    await world.broker.topics.create(ROOT, TopicName("private", "there"), TopicConfig())
     subscriptions, numbers = world.broker.subscriptions, iter(range(100))
     await subscriptions.create(CONSUMER, TOPIC, "own", SubscriptionType.SHARED, EARLIEST)
 
@@ -221,7 +221,7 @@ async def test_a_producer_registers_what_is_registered_already(world):
 
 
 async def test_the_name_of_a_partition_is_covered_by_the_topic(world):
-    await world.broker.create_topic(ROOT, TopicName("default", "wide"), TopicConfig(partitions=2))
+    await world.broker.topics.create(ROOT, TopicName("default", "wide"), TopicConfig(partitions=2))
     bind(world, "guest", "producer", "/default/wide")
     guest, address = Principal("guest"), TopicAddress.parse("/default/wide-part-1")
     assert world.broker.addresses.names(guest, address) == ["/default/wide-part-1"]

@@ -107,7 +107,7 @@ async def place(tmp_path: Path) -> AsyncIterator[Place]:
 async def open_place(directory: Path) -> AsyncIterator[Place]:
     clock, system = ManualClock(), SystemClock()
     async with open_broker(directory, clock=clock, security=secured) as broker, Tasks() as tasks:
-        await broker.create_topic(Principal("root"), TopicName.parse(TOPIC), TopicConfig())
+        await broker.topics.create(Principal("root"), TopicName.parse(TOPIC), TopicConfig())
         native = NativeServer(broker, LimitSettings(), system, tasks)
         http = HttpServer(broker, Sections(http=HttpSettings(webhooks=(WEBHOOK,), consumers_max=12)), system, tasks)
         server = GrpcServer(broker, Sections(), system, tasks, PublishMemory(1 << 26))
@@ -243,7 +243,7 @@ async def test_http_requests_and_connections_are_counted(place: Place) -> None:
 
 
 async def test_a_namespace_over_its_requests_slows_no_other(place: Place) -> None:
-    await place.broker.create_namespace(Principal("root"), "shop")
+    await place.broker.namespaces.create(Principal("root"), "shop")
     await place.set("/shop", requests_per_s=1)
     assert (await place.request("alice", "GET", "namespaces/shop/policies")).status == 200
     late = asyncio.ensure_future(place.request("alice", "GET", "namespaces/shop/policies"))
@@ -408,8 +408,8 @@ async def test_a_principal_leaves_places_for_the_consumers_of_others_over_http(p
 
     assert [await opens("alice") for _ in range(6)] == [201] * 4 + [429] * 2
     assert [await opens("bob") for _ in range(3)] == [201, 201, 429]
-    await place.broker.create_namespace(Principal("root"), "other")
-    await place.broker.create_topic(Principal("root"), TopicName.parse("/other/orders"), TopicConfig())
+    await place.broker.namespaces.create(Principal("root"), "other")
+    await place.broker.topics.create(Principal("root"), TopicName.parse("/other/orders"), TopicConfig())
     assert [await opens("root", "/other/orders") for _ in range(2)] == [201, 201]
 
 

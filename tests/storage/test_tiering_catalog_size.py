@@ -105,7 +105,7 @@ async def test_twenty_gigabytes_of_history_are_opened_listed_and_sought_with_few
         await filled(client, 30)
         await upload_all(broker)
         assert (await client.fetch(Position("offset", base))).batches
-        assert await broker.find_offset(ANONYMOUS, TOPIC, 0, Position("time", clock.now_us())) == base
+        assert await broker.topics.find_offset(ANONYMOUS, TOPIC, 0, Position("time", clock.now_us())) == base
 
 
 async def no_producers(_segment: CatalogSegment) -> list:

@@ -183,6 +183,6 @@ async def test_topics_in_one_object_are_kept_apart(tmp_path: Path):
         await upload_all(broker)
         for number, client in enumerate(clients):
             assert await everything(client) == list(range(number * 100, number * 100 + 100))
-        await broker.delete_topic(ANONYMOUS, clients[0].topic)
+        await broker.topics.delete(ANONYMOUS, clients[0].topic)
         await broker._tiers.collector.collect_garbage()
         assert await everything(clients[1]) == list(range(100, 200))

@@ -124,7 +124,7 @@ class Run:
         if not self.model.batches:
             return
         time_us = self.chance.choice(self.model.batches)[2] + self.chance.choice([-1, 0, 1])
-        found = await broker.find_offset(ANONYMOUS, TOPIC, 0, Position("time", time_us))
+        found = await broker.topics.find_offset(ANONYMOUS, TOPIC, 0, Position("time", time_us))
         assert found == self.model.time(time_us), f"seed={self.seed}"
 
     async def check_all(self, client: BrokerClient) -> None:

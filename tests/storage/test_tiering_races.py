@@ -103,7 +103,7 @@ async def test_a_topic_that_is_deleted_while_it_is_uploaded_leaves_nothing(tmp_p
         uploading = asyncio.create_task(broker._tiers.uploader.round(everything=True))
         await objects.waiting.wait()
         objects.fault = "none"
-        await broker.delete_topic(ANONYMOUS, TOPIC)
+        await broker.topics.delete(ANONYMOUS, TOPIC)
         if again:
             await client.create()
             await filled(client, 3)
@@ -134,7 +134,7 @@ async def test_an_object_that_others_wait_for_is_not_collected_before_they_are_i
         commit = second.commit
 
         async def delete_the_first_meanwhile(*arguments) -> None:
-            await broker.delete_topic(ANONYMOUS, gone.topic)
+            await broker.topics.delete(ANONYMOUS, gone.topic)
             assert (await broker._tiers.collector.collect_garbage()).waiting == 1
             await commit(*arguments)
 
@@ -143,7 +143,7 @@ async def test_an_object_that_others_wait_for_is_not_collected_before_they_are_i
         for _ in range(2):
             await broker._tiers.collector.collect_garbage()
             assert len(await keys(objects)) == 1
-        await broker.delete_topic(ANONYMOUS, stays.topic)
+        await broker.topics.delete(ANONYMOUS, stays.topic)
         assert (await broker._tiers.collector.collect_garbage()).deleted == 1
         assert await keys(objects) == []
 

@@ -77,7 +77,7 @@ async def fill(broker: Broker, clock: ManualClock) -> list[int]:
 
 
 async def find(broker: Broker, time_us: int) -> int:
-    return await broker.find_offset(ANONYMOUS, TOPIC, 0, Position("time", time_us))
+    return await broker.topics.find_offset(ANONYMOUS, TOPIC, 0, Position("time", time_us))
 
 
 async def sidecars(directory: Path) -> None:

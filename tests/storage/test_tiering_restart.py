@@ -25,7 +25,7 @@ def settings() -> dict:
 async def rolled(broker, rounds: int = 3) -> None:
     """Publish to other topics until every earlier file of the log could have been released."""
     busy = client_of(broker, "busy")
-    if str(busy.topic) not in await broker.list_topics(ANONYMOUS):
+    if str(busy.topic) not in await broker.topics.names(ANONYMOUS):
         await busy.create()
     for _ in range(rounds):
         await filled(busy, 30)

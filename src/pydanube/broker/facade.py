@@ -6,12 +6,10 @@ Each call names a principal, and the authorizer is asked before anything else ha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
-
-from msgspec import structs
 
 from pydanube.broker.cluster.compaction import MetadataCompaction
 from pydanube.broker.cluster.freshness import Freshness
@@ -63,40 +61,32 @@ from pydanube.broker.subscriptions.single_acks import SingleAcks
 from pydanube.broker.subscriptions.subscriptions import Subscriptions
 from pydanube.broker.tiering.administration import StorageAdministration
 from pydanube.broker.tiering.object_storage import ObjectStorage
+from pydanube.broker.topics.ack_levels import AckLevels
 from pydanube.broker.topics.expiration import Expiration
 from pydanube.broker.topics.listing import Listing
+from pydanube.broker.topics.namespaces import Namespaces
 from pydanube.broker.topics.policies import PolicyAdministration
 from pydanube.broker.topics.topic_deletion import TopicDeletion
 from pydanube.broker.topics.topics import Topics
-from pydanube.core.access import BROKER, Action, Authorizer, Principal, visible_subscriptions
+from pydanube.core.access import BROKER, Action, Authorizer, Principal
 from pydanube.core.access_rules import AccessRules
-from pydanube.metadata.packing import version_of
 from pydanube.metadata.store import MetadataStore
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerSession, is_inside
 from pydanube.model.errors import (
-    AlreadyExists,
     DanubeError,
-    NotFound,
     NotOwner,
     Refused,
-    Unavailable,
 )
-from pydanube.model.leftovers import Loss
 from pydanube.model.messages import Published
 from pydanube.model.metrics import MetricFamily
 from pydanube.model.names import TopicName
 from pydanube.model.positions import Position
 from pydanube.model.settings.sections import Sections
 from pydanube.model.topics import (
-    AckLevel,
     BrokerDescription,
-    PartitionDescription,
-    TopicConfig,
-    TopicDescription,
 )
 from pydanube.operations import Operation
-from pydanube.operations.topics import DescribeTopic, FindOffset, Offset, Topic
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.tasks import Tasks
@@ -165,7 +155,6 @@ class Broker:
         self._cluster = parts.cluster or sole_cluster(self.node, parts.addresses)
         self._gathering = Gathering(self._cluster)
         self.freshness = Freshness(self._cluster.membership)
-        self._visibility = Visibility(registry, authorizer, clock)
         self.metrics = BrokerMetrics()
         has_sessions = parts.audit is not None and parts.audit.has_sessions
         self.audit = AuditTrail(self.node, clock, self.metrics, has_sessions)
@@ -191,12 +180,15 @@ class Broker:
         )
         self._tiers = None if parts.objects is None else ObjectStorage(context, parts.objects, open_partitions)
         self._slices = self._open_slices()
+        self._levels = AckLevels(context, self._tiers, self._slices)
         policies = EffectivePolicies(registry, settings)
         self._partitions = self._make_partitions(parts, policies, open_partitions)
         if parts.audit is not None:
             self.audit.sink = self._audit_sink(parts.audit)
         self.schemas = Schemas(context, self._partitions)
-        self.addresses = TopicAddresses(registry, authorizer, settings.topics.auto_create, self._first_publish_level)
+        self.addresses = TopicAddresses(
+            registry, authorizer, settings.topics.auto_create, self._levels.of_first_publish
+        )
         self._producers = Producers(registry, self._partitions, self._cluster, authorizer)
         refusal = self._tiers.refusal if self._tiers is not None else lambda: None
         self.batches = BatchPublisher(context, self._producers, self.throttle, parts.authorizer, refusal)
@@ -244,7 +236,9 @@ class Broker:
             self._tiers.cursors_of if self._tiers is not None else no_cursors,
         )
         self.leftovers = Leftovers(context, self.publisher, self.decompression)
-        self.topics = Topics(context, self._partitions, self._check_storing)
+        visibility = Visibility(registry, authorizer, clock)
+        self.topics = Topics(context, self._partitions, self._levels, self._deletion, self._takeover, visibility)
+        self.namespaces = Namespaces(context, visibility)
         self._lifetimes = Expiration(context, self._partitions, self.subscriptions, self._deletion)
         self._compaction = MetadataCompaction(parts.store, self._cluster.membership, clock)
         self.peer_requests = PeerRequests(
@@ -294,7 +288,7 @@ class Broker:
         if not isinstance(audit.to, TopicName):
             return audit.to
         place = self._partitions.placement.place_quietly
-        return TopicSink(audit.to, self._registry, self._publish_own, place, self._default_level, self._clock)
+        return TopicSink(audit.to, self._registry, self._publish_own, place, self._levels.default, self._clock)
 
     def _reactions(self) -> RegistryListener:
         """Return what open partitions do when the registry changes, by this broker or by another one."""
@@ -334,34 +328,6 @@ class Broker:
     def _slices_sealed(self, writer: SliceWriter) -> None:
         error = NotOwner("the slices of this broker were sealed by another one: look the partition's owner up again")
         self._partitions.abandon_sliced(writer.incarnation, error)
-
-    async def _check_storable(self, config: TopicConfig) -> None:
-        """Raise Refused if a topic with this config cannot be kept by this broker's object store."""
-        if not config.reliable or config.ack_level is not AckLevel.STORED:
-            return
-        if self._slices is None:
-            raise Refused("this broker has no object storage, where `stored` topics are kept: set storage.url")
-        with suppress(Unavailable):  # then the topic waits for the store
-            await self._check_store()
-
-    async def _check_storing(self, topic: TopicName) -> None:
-        """Raise Refused if a topic cannot become `stored`."""
-        if self._slices is None:
-            raise Refused(f"topic {topic} cannot be stored: this broker has no object storage; set storage.url")
-        await self._check_store()
-
-    async def _check_store(self) -> None:
-        """Raise Refused if the object store belongs to others, or cannot keep `stored` topics."""
-        assert self._slices is not None and self._tiers is not None
-        await self._tiers.check_ours()
-        await self._slices.check()
-
-    async def _check_slices(self) -> None:
-        """Check the store before the first topic needs it. Failed: it is checked again then."""
-        try:
-            await self._check_store()
-        except DanubeError as error:
-            log.warning("slices.unfit_store", error=error.message)
 
     def _open_staging(self, tiers: ObjectStorage | None) -> Staging | None:
         """Return the staged writes, whose stages are in the object storage; None if there is none."""
@@ -444,7 +410,7 @@ class Broker:
             self._staging.start()
         self._partitions.log_released()
         if self._slices is not None:
-            self._tasks.spawn(self._check_slices(), "store checking")
+            self._tasks.spawn(self._levels.warn_of_store(), "store checking")
 
     async def _follow(self) -> None:
         """Read roles, quotas, schemas and staged writes, and follow from then on what is changed in the metadata."""
@@ -526,147 +492,6 @@ class Broker:
                     await self._slices.close()
             except (TimeoutError, DanubeError) as error:
                 log.warning("slices.not_sealed", error=str(error))
-
-    # -- namespaces ----------------------------------------------------------------------------------------------------
-
-    async def create_namespace(self, principal: Principal, namespace: str) -> None:
-        self._authorizer.check(principal, Action.CREATE, f"/{namespace}")
-        await self._registry.create_namespace(namespace)
-        log.info("namespace.created", namespace=namespace)
-
-    async def delete_namespace(self, principal: Principal, namespace: str, expected: str = "") -> None:
-        """Delete an empty namespace. With `expected`, here and in other calls, raise Conflict if the object does not
-        have this version any more; the metadata transaction that writes compares it."""
-        self._authorizer.check(principal, Action.DELETE, f"/{namespace}")
-        await self._registry.delete_namespace(namespace, expected)
-        log.info("namespace.deleted", namespace=namespace)
-
-    async def list_namespaces(self, principal: Principal) -> list[str]:
-        """Return the namespaces that the caller may see, and those of topics that it may see."""
-        return await self._visibility.namespaces(principal)
-
-    # -- topics --------------------------------------------------------------------------------------------------------
-
-    async def create_topic(
-        self, principal: Principal, topic: TopicName, config: TopicConfig, choose_level: bool = False
-    ) -> None:
-        """Create a topic. With `choose_level` a reliable one gets the default ack level; see `_default_level`."""
-        self._authorizer.check(principal, Action.CREATE, str(topic))
-        if choose_level and config.reliable:
-            config = replace(config, ack_level=await self._default_level())
-        await self._check_storable(config)
-        await self._registry.create_topic(topic, config, principal.owner_id)
-        log.info("topic.created", topic=str(topic), partitions=config.partitions, ack_level=str(config.ack_level))
-        await self._partitions.placement.place_quietly(topic)
-
-    async def _default_level(self) -> AckLevel:
-        """Return the ack level of a topic that was created without one: `stored` in a cluster, because there the
-        loss of a broker must not matter, and `durable` on a broker alone.
-
-        Where the object store cannot keep `stored` topics it is `durable`, with a warning. Raises Unavailable if that
-        cannot be told now.
-        """
-        if self._cluster.membership.is_alone or self._slices is None:
-            return AckLevel.DURABLE
-        try:
-            await self._slices.start()
-        except Refused as error:
-            log.warning("topic.not_stored", ack_level=str(AckLevel.DURABLE), error=error.message)
-            return AckLevel.DURABLE
-        return AckLevel.STORED
-
-    async def _first_publish_level(self) -> AckLevel:
-        """Return the ack level of a topic that a first publish creates."""
-        chosen = self._settings.topics.ack_level
-        return chosen if chosen is not None else await self._default_level()
-
-    async def take_over_topic(
-        self, principal: Principal, topic: TopicName, partition: int | None, accept_loss: bool
-    ) -> list[Loss]:
-        """Take over partitions that wait for a lost broker; return what was given up. See `Takeover.take`."""
-        self._authorizer.check(principal, Action.ADMINISTER, str(topic))
-        await self._registry.refresh_topic(topic)
-        return await self._takeover.take(topic, partition, accept_loss)
-
-    async def grow_topic(self, principal: Principal, topic: TopicName, partitions: int, expected: str = "") -> None:
-        """Add partitions to a partitioned topic; clients see them at their next lookup."""
-        self._authorizer.check(principal, Action.ADMINISTER, str(topic))
-        await self._registry.grow_topic(topic, partitions, expected)
-        log.info("topic.grown", topic=str(topic), partitions=partitions)
-        await self._partitions.placement.place_quietly(topic)
-
-    async def delete_topic(self, principal: Principal, topic: TopicName, expected: str = "") -> None:
-        """Delete a topic and everything in it; its producers and consumers get an error."""
-        self._authorizer.check(principal, Action.DELETE, str(topic))
-        await self._deletion.remove(topic, expected)
-
-    async def list_topics(self, principal: Principal, namespace: str | None = None) -> list[str]:
-        """Return the topics that the caller may see. A namespace that it may not see looks empty."""
-        return [str(name) for name in await self._visibility.topics(principal, namespace)]
-
-    async def describe_topic(self, principal: Principal, topic: TopicName, own_only: bool = False) -> TopicDescription:
-        """Describe a topic and its partitions, as their owners see them. The `health` of a partition says so if its
-        owner does not answer."""
-        self._authorizer.check(principal, Action.DESCRIBE, str(topic))
-        await self._registry.refresh_topic(topic)
-        record, gathering = self._registry.topic(topic), self._gathering
-        known = {one.index: one for one in self._partitions.routing.describe(topic, record)}
-        shares = gathering.shares(record.topic_id, known, own_only)
-        described = await gathering.read(
-            shares,
-            self._describe_own(topic, [known[index] for index in shares.own]),
-            dict.fromkeys(shares.others, DescribeTopic(topic=topic, own_only=True)),
-            Topic,
-            lambda answer: {one.index: one for one in answer.partition_infos},
-        )
-        unknown = {
-            index: structs.replace(known[index], health=error.message) for index, error in described.missing.items()
-        }
-        partitions = {**described.found, **unknown}
-        return TopicDescription(
-            str(topic),
-            record.topic_id,
-            record.config(),
-            [partitions[index] for index in sorted(partitions)],
-            sorted(visible_subscriptions(self._authorizer, principal, str(topic), self._registry.subscriptions(topic))),
-            self._partitions.routing.brokers(),
-            version_of(record),
-        )
-
-    async def _describe_own(
-        self, topic: TopicName, own: Sequence[PartitionDescription]
-    ) -> dict[int, PartitionDescription]:
-        await self._partitions.open_all(topic, [one.index for one in own])
-        described: dict[int, PartitionDescription] = {}
-        for known in own:
-            try:
-                described[known.index] = (await self._partitions.get(topic, known.index)).describe(known.owner)
-            except NotFound:
-                raise
-            except DanubeError as error:
-                described[known.index] = structs.replace(known, health=error.message)
-        return described
-
-    async def lookup(self, principal: Principal, topic: TopicName, create: bool) -> TopicDescription:
-        """Return who owns the partitions, without opening them, and the addresses of all living brokers. In a cluster,
-        partitions that have no broker are placed first.
-
-        With `create`, an unknown topic is created if the setting `topics.auto_create` allows it.
-        """
-        self._authorizer.check(principal, Action.DESCRIBE, str(topic))
-        record = await self._registry.refresh_topic(topic)
-        if record is None and create and self._settings.topics.auto_create:
-            record = await self._auto_create(principal, topic)
-        record = record or self._registry.topic(topic)
-        await self._partitions.placement.place_quietly(topic)
-        partitions = self._partitions.routing.describe(topic, record)
-        brokers = self._partitions.routing.brokers()
-        return TopicDescription(str(topic), record.topic_id, record.config(), partitions, brokers=brokers)
-
-    async def _auto_create(self, principal: Principal, topic: TopicName) -> TopicRecord | None:
-        with suppress(AlreadyExists):  # two producers looked the topic up at the same time
-            await self.create_topic(principal, topic, TopicConfig(ack_level=await self._first_publish_level()))
-        return self._registry.find_topic(topic)
 
     # -- publishing ----------------------------------------------------------------------------------------------------
 
@@ -796,14 +621,3 @@ class Broker:
         self._registry.check_same(topic, topic_id)  # a topic deleted during the read looks like a gap
         self._authorizer.check(principal, Action.READ, str(topic))  # the rules may have changed while this waited
         return fetched
-
-    async def find_offset(
-        self, principal: Principal, topic: TopicName, partition: int, position: Position, own_only: bool = False
-    ) -> int:
-        self._authorizer.check(principal, Action.READ, str(topic))
-        await self._registry.refresh_topic(topic)
-        topic_id = self._registry.topic(topic).topic_id
-        if (owner := self._gathering.elsewhere(topic_id, partition, own_only)) is not None:
-            request = FindOffset(topic=topic, partition=partition, position=position, own_only=True)
-            return (await self._gathering.forward(owner, request, Offset)).offset
-        return await (await self._partitions.get(topic, partition)).resolve(position)

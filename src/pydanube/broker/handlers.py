@@ -112,7 +112,7 @@ def _page(asked: namespaces.ListNamespaces | subscriptions.ListSubscriptions) ->
 
 async def _list_namespaces(broker: Broker, caller: Caller, asked: namespaces.ListNamespaces) -> Outcome:
     if (query := _page(asked)) is None:
-        return NamePage(await broker.list_namespaces(caller.principal))
+        return NamePage(await broker.namespaces.names(caller.principal))
     return await broker.listing.namespaces(caller.principal, query)
 
 
@@ -231,17 +231,17 @@ _LIST_BYTES_MAX: Final = CONTROL_BYTES_MAX - ANSWER_BYTES_KEPT
 
 
 async def _lookup(broker: Broker, caller: Caller, asked: topics.Lookup) -> Outcome:
-    return topics.Route.of(await broker.lookup(caller.principal, asked.topic, asked.create))
+    return topics.Route.of(await broker.topics.lookup(caller.principal, asked.topic, asked.create))
 
 
 async def _create_topic(broker: Broker, caller: Caller, asked: topics.CreateTopic) -> None:
     is_open = asked.choose_level or not asked.ack_level
     config = TopicConfig(asked.partitions, asked.reliable, AckLevel.parse(asked.ack_level or "durable"))
-    await broker.create_topic(caller.principal, asked.topic, config, choose_level=is_open)
+    await broker.topics.create(caller.principal, asked.topic, config, choose_level=is_open)
 
 
 async def _describe_topic(broker: Broker, caller: Caller, asked: topics.DescribeTopic) -> Outcome:
-    found = await broker.describe_topic(caller.principal, asked.topic, asked.own_only)
+    found = await broker.topics.describe(caller.principal, asked.topic, asked.own_only)
     return topics.Topic.of(found, _gaps_told(len(found.partitions)))
 
 
@@ -253,7 +253,7 @@ def _gaps_told(partitions: int) -> int:
 
 async def _list_topics(broker: Broker, caller: Caller, asked: topics.ListTopics) -> Outcome:
     namespace = parse_namespace(asked.namespace) if asked.namespace else None
-    return NamePage(await broker.list_topics(caller.principal, namespace))
+    return NamePage(await broker.topics.names(caller.principal, namespace))
 
 
 async def _list_topic_page(broker: Broker, caller: Caller, asked: topics.ListTopicPage) -> Outcome:
@@ -281,7 +281,7 @@ async def _get_statistics(broker: Broker, caller: Caller, asked: topics.GetStati
 
 async def _find_offset(broker: Broker, caller: Caller, asked: topics.FindOffset) -> Outcome:
     return topics.Offset(
-        await broker.find_offset(caller.principal, asked.topic, asked.partition, asked.position, asked.own_only)
+        await broker.topics.find_offset(caller.principal, asked.topic, asked.partition, asked.position, asked.own_only)
     )
 
 
@@ -294,7 +294,7 @@ async def _salvage(broker: Broker, caller: Caller, asked: topics.SalvageTopic) -
 
 async def _take_over(broker: Broker, caller: Caller, asked: topics.TakeOverTopic) -> Outcome:
     partition = None if asked.partition < 0 else asked.partition
-    losses = await broker.take_over_topic(caller.principal, asked.topic, partition, asked.accept_loss)
+    losses = await broker.topics.take_over(caller.principal, asked.topic, partition, asked.accept_loss)
     return topics.TakenOver(losses)
 
 
@@ -373,10 +373,10 @@ HANDLERS: Final[Mapping[type[Operation[Any]], Handler]] = dict(
         _by(brokers.DescribeUpgrade, lambda b, c, _: brokers.UpgradeInfo(b.upgrade.describe(c.principal))),
         _by(brokers.FinishUpgrade, _finish_upgrade),
         _by(brokers.ListLeftovers, _list_leftovers),
-        _by(namespaces.CreateNamespace, lambda b, c, asked: b.create_namespace(c.principal, asked.namespace)),
+        _by(namespaces.CreateNamespace, lambda b, c, asked: b.namespaces.create(c.principal, asked.namespace)),
         _by(
             namespaces.DeleteNamespace,
-            lambda b, c, asked: b.delete_namespace(c.principal, asked.namespace, asked.expected),
+            lambda b, c, asked: b.namespaces.delete(c.principal, asked.namespace, asked.expected),
         ),
         _by(namespaces.ListNamespaces, _list_namespaces),
         _by(
@@ -427,7 +427,7 @@ HANDLERS: Final[Mapping[type[Operation[Any]], Handler]] = dict(
         _by(topics.DescribeTopic, _describe_topic),
         _by(
             topics.GrowTopic,
-            lambda b, c, asked: b.grow_topic(c.principal, asked.topic, asked.partitions, asked.expected),
+            lambda b, c, asked: b.topics.grow(c.principal, asked.topic, asked.partitions, asked.expected),
         ),
         _by(topics.ListTopics, _list_topics),
         _by(topics.ListTopicPage, _list_topic_page),
@@ -436,7 +436,7 @@ HANDLERS: Final[Mapping[type[Operation[Any]], Handler]] = dict(
         _by(topics.GetStatistics, _get_statistics),
         _by(topics.FindOffset, _find_offset),
         _by(topics.SalvageTopic, _salvage),
-        _by(topics.DeleteTopic, lambda b, c, asked: b.delete_topic(c.principal, asked.topic, asked.expected)),
+        _by(topics.DeleteTopic, lambda b, c, asked: b.topics.delete(c.principal, asked.topic, asked.expected)),
         _by(topics.UnloadTopic, lambda b, _, asked: b.topics.unload(asked)),
         _by(topics.SetAckLevel, lambda b, _, asked: b.topics.set_ack_level(asked)),
         _by(topics.TakeOverTopic, _take_over),

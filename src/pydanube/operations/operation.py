@@ -82,6 +82,8 @@ class EachOwner(NamedTuple):
     """The field with pairs of a partition and something of it, which is divided."""
     partition: str = ""
     """The field that names one partition, or with -1 all. Without `pairs` and this: all partitions of the topic."""
+    found: Callable[[Any], Mapping[int, Any]] | None = None
+    """Returns what an answer says, by partition, of operations that only read: what a silent owner has is unknown."""
 
     def partitions(self, operation: Operation[Any], count: int) -> Sequence[int]:
         """Return the partitions that an operation on a topic with so many is about."""

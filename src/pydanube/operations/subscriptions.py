@@ -134,6 +134,10 @@ class DescribeSubscription(OfSubscription[SubscriptionDescription], tag="subscri
     """Describe a subscription."""
 
     needs = on_subscription(Action.DESCRIBE)
+    where = EachOwner(
+        "describing {0.subscription!r} on {0.topic}",
+        found=lambda one: {each.partition: each for each in one.partitions},
+    )
     rest = (
         _rest("GET", _PATH, answer=_DESCRIBED, has_etag=True),
         _rest(

@@ -20,7 +20,7 @@ from pydanube.model.security import Action
 from pydanube.model.statistics import PartitionStatistics, TopicStatistics, TopicSummary
 from pydanube.model.topics import AckLevel, PartitionDescription, TopicConfig, TopicDescription
 
-from .operation import CHANGE_SECONDS, Divisible, Done, EachOwner, Operation, Rest, on_topic
+from .operation import CHANGE_SECONDS, Divisible, Done, EachOwner, Operation, Rest, TheOwner, on_topic
 from .paging import After, Filter, PageLimit
 
 _Partition = Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": PARTITIONS_MAX - 1})]
@@ -207,6 +207,7 @@ class DescribeTopic(Operation[Topic], tag="topic.describe"):
     """Describe a topic with its partitions."""
 
     needs = on_topic(Action.DESCRIBE)
+    where = EachOwner("describing {0.topic}", found=lambda one: {each.index: each for each in one.partition_infos})
     rest = _rest("GET", _PATH, shows="description", answer=_TOPIC, has_etag=True)
     topic: TopicName
     own_only: bool = False
@@ -294,6 +295,7 @@ class GetStatistics(Operation[StatisticsReport], tag="topic.statistics"):
     """Get the statistics of a topic, its subscriptions and their consumers."""
 
     needs = on_topic(Action.DESCRIBE)
+    where = EachOwner("counting {0.topic}", found=lambda one: {each.index: each for each in one.topic.partitions})
     rest = _rest(
         "GET",
         f"{_PATH}/statistics",
@@ -311,6 +313,7 @@ class FindOffset(Operation[Offset], tag="offset.find"):
     """Find the offset of a position."""
 
     needs = on_topic(Action.READ)
+    where = TheOwner()
     rest = _rest(
         "GET", f"{_PATH}/partitions/{{partition}}/offset", defaults={"position": EARLIEST}, answer=Offset(1_000)
     )

@@ -151,39 +151,27 @@ class Gathering:
         async def share_done() -> dict[int, Any]:
             return (await own(where.share(operation, shares.own), shares.own)).by_partition(shares.own)
 
-        found = await self.change(
-            shares,
-            share_done(),
-            {broker: where.share(operation, others) for broker, others in shares.others.items()},
-            kind,
-            lambda answer: answer.by_partition(indexes),
-        )
+        requests = {broker: where.share(operation, others) for broker, others in shares.others.items()}
+        done = _kept(share_done()) if requests else share_done()  # if it fails here, the others are waited for
+        found = await self.gather(shares, done, requests, kind, lambda answer: answer.by_partition(indexes))
         return kind.joined(found.done(where.doing.format(operation)))
 
     async def read(
         self,
-        shares: Shares,
-        own: Coroutine[Any, Any, Mapping[int, T]],
-        requests: Mapping[str, Request],
-        answer: type[AnswerT],
-        convert: Callable[[AnswerT], Mapping[int, T]],
+        topic: TopicRecord,
+        operation: Operation[Any],
+        own: Callable[[Sequence[int]], Coroutine[Any, Any, Mapping[int, T]]],
     ) -> Gathered[T]:
-        """Return what `own` finds here, and what the others answer to `requests`. Raises what `own`
+        """Return what `own` finds in some partitions here, and what the other owners say of theirs. Raises what `own`
         raises."""
-        return await self._gather(shares, own, requests, answer, convert)
+        where = operation.where
+        assert isinstance(where, EachOwner) and where.found is not None
+        indexes = where.partitions(operation, topic.config().partition_count)
+        shares = self.shares(topic.topic_id, indexes, operation.is_share)
+        requests = {broker: where.share(operation, others) for broker, others in shares.others.items()}
+        return await self.gather(shares, own(shares.own), requests, answer_of(type(operation)), where.found)
 
-    async def change(
-        self,
-        shares: Shares,
-        own: Coroutine[Any, Any, Mapping[int, T]],
-        requests: Mapping[str, Request],
-        answer: type[AnswerT],
-        convert: Callable[[AnswerT], Mapping[int, T]],
-    ) -> Gathered[T]:
-        """As `read`, for a change: if it fails on one broker, the others are waited for all the same."""
-        return await self._gather(shares, _kept(own) if requests else own, requests, answer, convert)
-
-    async def _gather(
+    async def gather(
         self,
         shares: Shares,
         own: Coroutine[Any, Any, Mapping[int, T] | DanubeError],
@@ -191,6 +179,7 @@ class Gathering:
         answer: type[AnswerT],
         convert: Callable[[AnswerT], Mapping[int, T]],
     ) -> Gathered[T]:
+        """Return what `own` finds here, and what the others answer to `requests`. Raises what `own` raises."""
         asking = [self._ask_one(broker, one, answer) for broker, one in requests.items()]
         outcomes: list[Any] = await run_together([own, *asking]) if asking else [await own]
         found, missing = dict[int, T](), dict[int, DanubeError]()

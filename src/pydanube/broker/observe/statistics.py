@@ -22,7 +22,7 @@ from pydanube.model.errors import DanubeError, NotFound
 from pydanube.model.names import TopicName
 from pydanube.model.paging import TopicPage
 from pydanube.model.statistics import PartitionStatistics, SubscriptionStatistics, TopicStatistics, TopicSummary
-from pydanube.operations.topics import GetStatistics, StatisticsReport, SummarizeTopics
+from pydanube.operations.topics import GetStatistics, SummarizeTopics
 from pydanube.runtime.clock import MICROSECONDS
 from pydanube.runtime.long_work import Slices
 from pydanube.runtime.tasks import run_together
@@ -50,19 +50,12 @@ class Statistics:
         self._authorizer.check(principal, Action.DESCRIBE, str(topic))
         await self._registry.refresh_topic(topic)
         record = self._registry.topic(topic)
-        config = record.config()
-        shares = self._gathering.shares(record.topic_id, range(config.partition_count), own_only)
-        gathered = await self._gathering.read(
-            shares,
-            self._own_partitions(topic, shares.own),
-            dict.fromkeys(shares.others, GetStatistics(topic=topic, own_only=True)),
-            StatisticsReport,
-            lambda answer: {one.index: one for one in answer.topic.partitions},
-        )
+        asked = GetStatistics(topic=topic, own_only=own_only)
+        gathered = await self._gathering.read(record, asked, lambda own: self._own_partitions(topic, own))
         missing = {index: PartitionStatistics(index, health=error.message) for index, error in gathered.missing.items()}
         found = {**gathered.found, **missing}
         shown = [self._shown_partition(principal, topic, found[index]) for index in sorted(found)]
-        return TopicStatistics(str(topic), config.reliable, shown)
+        return TopicStatistics(str(topic), record.reliable, shown)
 
     async def _own_partitions(self, topic: TopicName, own: Sequence[int]) -> dict[int, PartitionStatistics]:
         return {index: await self._partition(topic, index) for index in own}

@@ -247,7 +247,7 @@ class Subscriptions:
             )
             for broker, indexes in shares.others.items()
         }
-        found = await self._gathering.read(
+        found = await self._gathering.gather(
             shares,
             self._own_starts(topic, shares.own, start, positions),
             requests,
@@ -420,15 +420,8 @@ class Subscriptions:
         self._check(principal, Action.DESCRIBE, topic, subscription)
         await self._registry.refresh_subscription(topic, subscription)
         record, of = self._registry.subscription(topic, subscription), self._registry.topic(topic)
-        shares = self._gathering.shares(of.topic_id, range(of.config().partition_count), own_only)
-        asked = DescribeSubscription(topic=topic, subscription=subscription, own_only=True)
-        described = await self._gathering.read(
-            shares,
-            self._describe_own(asked, shares.own),
-            dict.fromkeys(shares.others, asked),
-            SubscriptionDescription,
-            lambda answer: {one.partition: one for one in answer.partitions},
-        )
+        asked = DescribeSubscription(topic=topic, subscription=subscription, own_only=own_only)
+        described = await self._gathering.read(of, asked, lambda own: self._describe_own(asked, own))
         unknown = {index: _unknown_place(index, error) for index, error in described.missing.items()}
         places = {**described.found, **unknown}
         return SubscriptionDescription(

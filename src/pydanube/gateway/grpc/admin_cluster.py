@@ -63,7 +63,7 @@ class BrokerAdmin(BrokerService):
         return ADMIN["BrokerResponse"](leader=self._broker.cluster.describe(call.principal).coordinator)
 
     async def list_namespaces(self, call: Call, _request: Any) -> Any:
-        return ADMIN["NamespaceListResponse"](namespaces=await self._broker.list_namespaces(call.principal))
+        return ADMIN["NamespaceListResponse"](namespaces=await self._broker.namespaces.names(call.principal))
 
     unload_broker = _refusing(_NOT_MOVED)
 
@@ -133,7 +133,7 @@ class NamespaceAdmin(BrokerService):
     """Namespaces, their topics and policies."""
 
     async def get_namespace_topics(self, call: Call, request: Any) -> Any:
-        topics = await self._broker.list_topics(call.principal, parse_namespace(request.name))
+        topics = await self._broker.topics.names(call.principal, parse_namespace(request.name))
         names = [name for topic in topics for name in client_names(self._broker, call.principal, topic)]
         return ADMIN["TopicListResponse"](topics=names)
 
@@ -143,9 +143,9 @@ class NamespaceAdmin(BrokerService):
         return ADMIN["PolicyResponse"](policies=msgspec.json.encode(policies).decode())
 
     async def create_namespace(self, call: Call, request: Any) -> Any:
-        await self._broker.create_namespace(call.principal, parse_namespace(request.name))
+        await self._broker.namespaces.create(call.principal, parse_namespace(request.name))
         return ADMIN["NamespaceResponse"](success=True)
 
     async def delete_namespace(self, call: Call, request: Any) -> Any:
-        await self._broker.delete_namespace(call.principal, parse_namespace(request.name))
+        await self._broker.namespaces.delete(call.principal, parse_namespace(request.name))
         return ADMIN["NamespaceResponse"](success=True)

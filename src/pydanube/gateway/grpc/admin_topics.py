@@ -51,8 +51,8 @@ class TopicAdmin(BrokerService):
     async def _list(self, call: Call, namespace: str | None, broker_id: str = "") -> Any:
         """Return the topics of a namespace, or of all, that a broker owns, or any if none is named."""
         reply = ADMIN["TopicInfoListResponse"]()
-        for topic in await self._broker.list_topics(call.principal, namespace):
-            config = (await self._broker.lookup(call.principal, TopicName.parse(topic), create=False)).config
+        for topic in await self._broker.topics.names(call.principal, namespace):
+            config = (await self._broker.topics.lookup(call.principal, TopicName.parse(topic), create=False)).config
             owners = self._broker.owner_names(call.principal, TopicName.parse(topic))
             for name, owner in zip(client_names(self._broker, call.principal, topic), owners, strict=False):
                 if owner == broker_id or not broker_id:
@@ -74,7 +74,7 @@ class TopicAdmin(BrokerService):
         if request.dispatch_strategy not in (0, _RELIABLE):
             raise Invalid(f"dispatch strategy {request.dispatch_strategy} is unknown: use 0 or 1 (Reliable)")
         config = TopicConfig(partitions, reliable=request.dispatch_strategy == _RELIABLE)
-        await self._broker.create_topic(call.principal, topic, config, choose_level=True)
+        await self._broker.topics.create(call.principal, topic, config, choose_level=True)
         if subject:
             await self._broker.schemas.bind(call.principal, topic, Binding(subject, ValidationPolicy.NONE))
         return ADMIN["TopicResponse"](success=True)
@@ -83,7 +83,7 @@ class TopicAdmin(BrokerService):
         topic = await topic_of(self._broker, call.principal, request.name)
         if is_partition(self._broker, call.principal, request.name):
             raise Refused(f"{request.name} is one partition of topic {topic}: delete the whole topic by its own name")
-        await self._broker.delete_topic(call.principal, topic)
+        await self._broker.topics.delete(call.principal, topic)
         return ADMIN["TopicResponse"](success=True)
 
     async def unload_topic(self, call: Call, request: Any) -> Any:
@@ -93,7 +93,7 @@ class TopicAdmin(BrokerService):
 
     async def describe_topic(self, call: Call, request: Any) -> Any:
         topic = await topic_of(self._broker, call.principal, request.name)
-        found = await self._broker.lookup(call.principal, topic, create=False)
+        found = await self._broker.topics.lookup(call.principal, topic, create=False)
         reply = ADMIN["DescribeTopicResponse"](
             name=request.name,
             subscriptions=await self._subscriptions.names(call.principal, topic),

@@ -159,7 +159,7 @@ async def _open_session(
     subscription: str,
     options: ConsumerOptions | StreamQuery,
 ) -> Session:
-    is_reliable = (await data.broker.lookup(principal, topic, create=False)).config.reliable
+    is_reliable = (await data.broker.topics.lookup(principal, topic, create=False)).config.reliable
     attachment = Attachment(
         subscription,
         options.consumer or f"http-{identity()}",
@@ -210,7 +210,7 @@ async def _topic_events(call: ApiCall) -> Response:
     query: TopicEventsQuery = call.query
     data = data_of(call)
     call.broker.check_may_read(call.principal, call.topic)
-    found = await call.broker.lookup(call.principal, call.topic, create=False)
+    found = await call.broker.topics.lookup(call.principal, call.topic, create=False)
     partitions = found.config.partition_count
     own = call.broker.own_partitions(call.topic)
     starts = dict.fromkeys(own, query.start)

@@ -223,7 +223,9 @@ class TopicEvents(EventStream):
     async def run(self) -> None:
         self._unread.watch(self._connection.abort)
         for partition, start in self._starts.items():
-            self._next[partition] = await self._broker.find_offset(self._principal, self._topic, partition, start)
+            self._next[partition] = await self._broker.topics.find_offset(
+                self._principal, self._topic, partition, start
+            )
         async with asyncio.TaskGroup() as group:
             reading = [group.create_task(self._read(partition)) for partition in self._next]
             beating = group.create_task(self._beat())

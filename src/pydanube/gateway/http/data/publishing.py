@@ -107,7 +107,7 @@ class Publisher:
         is_partitioned, partitions = False, 1
         address = TopicAddress(str(topic), topic)
         if broker.addresses.find(principal, address) is None:  # it is partitioned, or does not exist yet
-            config = (await broker.lookup(principal, topic, create=True)).config
+            config = (await broker.topics.lookup(principal, topic, create=True)).config
             is_partitioned, partitions = bool(config.partitions), config.partition_count
         rows = self._rows_by_partition(messages.keys, partitions, target)
         schema = (0, 0)

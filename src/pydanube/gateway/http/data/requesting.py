@@ -51,7 +51,7 @@ class HttpRequester:
         if messages.is_batch or messages.deliver_at is not None:
             raise Invalid("a request is one message, without deliver_at")
         self._broker.check_may_publish(principal, topic)
-        config = (await self._broker.lookup(principal, topic, create=False)).config
+        config = (await self._broker.topics.lookup(principal, topic, create=False)).config
         first, count = messages.first(), config.partition_count
         partition = self._random.randrange(count) if first.key is None else fnv1a_64(first.key.encode()) % count
         message = RequestMessage(first.payload, first.key, first.attributes, timeout_ms=timeout_ms)

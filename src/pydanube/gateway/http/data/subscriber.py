@@ -109,7 +109,7 @@ class Subscriber:
         """Attach to partitions that were added, or that this broker got, since. Nothing happens once it is closed."""
         if self._is_closed:
             return
-        await self._broker.lookup(self._principal, self.topic, create=False)
+        await self._broker.topics.lookup(self._principal, self.topic, create=False)
         for index in self._broker.own_partitions(self.topic):
             if index not in self._partitions:
                 sink = _PartitionSink(self, index, self._clock)
