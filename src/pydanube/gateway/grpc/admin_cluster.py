@@ -17,6 +17,8 @@ from pydanube.broker import Broker
 from pydanube.model.cluster import AWAY, BrokerStatus
 from pydanube.model.errors import NotFound, Unavailable
 from pydanube.model.names import parse_namespace
+from pydanube.operations.brokers import DescribeBroker
+from pydanube.operations.namespaces import CreateNamespace, DeleteNamespace, GetPolicies, ListNamespaces
 
 from .calls import Call
 from .errors import not_implemented
@@ -63,7 +65,7 @@ class BrokerAdmin(BrokerService):
         return ADMIN["BrokerResponse"](leader=self._broker.cluster.describe(call.principal).coordinator)
 
     async def list_namespaces(self, call: Call, _request: Any) -> Any:
-        return ADMIN["NamespaceListResponse"](namespaces=await self._broker.namespaces.names(call.principal))
+        return ADMIN["NamespaceListResponse"](namespaces=(await self._do(call, ListNamespaces())).names)
 
     unload_broker = _refusing(_NOT_MOVED)
 
@@ -88,7 +90,7 @@ class BrokerAdmin(BrokerService):
         return reply
 
     async def trigger_rebalance(self, call: Call, _request: Any) -> Any:
-        self._broker.describe(call.principal)
+        await self._do(call, DescribeBroker())
         return ADMIN["RebalanceResponse"](success=True)  # topics stay where their log is: there is nothing to move
 
 
@@ -138,14 +140,14 @@ class NamespaceAdmin(BrokerService):
         return ADMIN["TopicListResponse"](topics=names)
 
     async def get_namespace_policies(self, call: Call, request: Any) -> Any:
-        report = await self._broker.policies.get(call.principal, parse_namespace(request.name))
+        report = await self._do(call, GetPolicies(target=parse_namespace(request.name)))
         policies = {**asdict(report.effective), "backlog_action": str(report.effective.backlog_action)}
         return ADMIN["PolicyResponse"](policies=msgspec.json.encode(policies).decode())
 
     async def create_namespace(self, call: Call, request: Any) -> Any:
-        await self._broker.namespaces.create(call.principal, parse_namespace(request.name))
+        await self._do(call, CreateNamespace(namespace=parse_namespace(request.name)))
         return ADMIN["NamespaceResponse"](success=True)
 
     async def delete_namespace(self, call: Call, request: Any) -> Any:
-        await self._broker.namespaces.delete(call.principal, parse_namespace(request.name))
+        await self._do(call, DeleteNamespace(namespace=parse_namespace(request.name)))
         return ADMIN["NamespaceResponse"](success=True)

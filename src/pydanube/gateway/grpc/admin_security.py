@@ -6,12 +6,11 @@ exists is not overwritten: ALREADY_EXISTS. A broker without authentication answe
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
-from pydanube.core.access import Principal
 from pydanube.model.errors import Invalid, NotFound
 from pydanube.model.security import Binding, Role
+from pydanube.operations import access
 
 from .calls import Call
 from .messages import ADMIN
@@ -26,30 +25,30 @@ class SecurityAdmin(BrokerService):
         role = request.role
         if role.system:
             raise Invalid("system roles are built in: leave `system` away")
-        await self._broker.access.create_role(call.principal, role.name, actions_of(role.permissions))
+        await self._do(call, access.CreateRole(name=role.name, actions=actions_of(role.permissions)))
         return ADMIN["CreateRoleResponse"](success=True)
 
     async def get_role(self, call: Call, request: Any) -> Any:
-        return ADMIN["GetRoleResponse"](role=_role(await self._broker.access.get_role(call.principal, request.name)))
+        return ADMIN["GetRoleResponse"](role=_role(await self._do(call, access.GetRole(name=request.name))))
 
     async def list_roles(self, call: Call, _request: Any) -> Any:
-        return ADMIN["ListRolesResponse"](roles=map(_role, self._broker.access.list_roles(call.principal)))
+        return ADMIN["ListRolesResponse"](roles=map(_role, (await self._do(call, access.ListRoles())).roles))
 
     async def delete_role(self, call: Call, request: Any) -> Any:
-        await self._broker.access.delete_role(call.principal, request.name)
+        await self._do(call, access.DeleteRole(name=request.name))
         return ADMIN["DeleteRoleResponse"](success=True)
 
     async def create_binding(self, call: Call, request: Any) -> Any:
         given = request.binding
         if not given.id:
             raise Invalid("a binding needs an id: choose one")
-        await self._broker.access.create_binding(
-            call.principal,
-            f"{given.principal_type}:{given.principal_name}",
-            list(given.role_names),
-            resource_of(given.scope, given.resource_name),
-            given.id,
+        operation = access.CreateAccessBinding(
+            subject=f"{given.principal_type}:{given.principal_name}",
+            roles=list(given.role_names),
+            resource=resource_of(given.scope, given.resource_name),
+            id=given.id,
         )
+        await self._do(call, operation)
         return ADMIN["CreateBindingResponse"](success=True)
 
     async def get_binding(self, call: Call, request: Any) -> Any:
@@ -57,31 +56,31 @@ class SecurityAdmin(BrokerService):
 
     async def list_bindings(self, call: Call, request: Any) -> Any:
         resource = resource_of(request.scope, request.resource_name)
-        return ADMIN["ListBindingsResponse"](bindings=map(_binding, self._bindings(call.principal, resource)))
+        return ADMIN["ListBindingsResponse"](bindings=map(_binding, await self._bindings(call, resource)))
 
     async def list_all_bindings(self, call: Call, _request: Any) -> Any:
-        return ADMIN["ListBindingsResponse"](bindings=map(_binding, self._bindings(call.principal)))
+        return ADMIN["ListBindingsResponse"](bindings=map(_binding, await self._bindings(call)))
 
     async def delete_binding(self, call: Call, request: Any) -> Any:
-        await self._broker.access.delete_binding(call.principal, (await self._find(call, request)).id)
+        await self._do(call, access.DeleteAccessBinding(id=(await self._find(call, request)).id))
         return ADMIN["DeleteBindingResponse"](success=True)
 
     async def _find(self, call: Call, request: Any) -> Binding:
         """Return the binding that a request names by its id and by what it covers."""
         wanted = resource_of(request.scope, request.resource_name)
-        found = await self._broker.access.get_binding(call.principal, request.binding_id)
+        found = await self._do(call, access.GetAccessBinding(id=request.binding_id))
         if str(found.resource) != wanted:
             raise NotFound(f"there is no binding {request.binding_id!r} on {wanted}")
         return found
 
-    def _bindings(self, principal: Principal, resource: str = "") -> Iterable[Binding]:
-        after = ""
+    async def _bindings(self, call: Call, resource: str = "") -> list[Binding]:
+        found, after = list[Binding](), ""
         while True:
-            page = self._broker.access.list_bindings(principal, resource=resource, after=after)
-            yield from page.bindings
+            page = await self._do(call, access.ListAccessBindings(resource=resource, after=after))
+            found += page.bindings
             after = page.next
             if not after:
-                return
+                return found
 
 
 def _role(role: Role) -> Any:

@@ -9,13 +9,19 @@ from __future__ import annotations
 from typing import Any, Final, TypeVar
 
 from pydanube.broker import Broker
-from pydanube.broker.handlers import Caller, carry_out
 from pydanube.model.errors import Invalid, Refused
 from pydanube.model.failure import Backoff, FailurePolicy, Poison
 from pydanube.model.names import TopicAddress, TopicName, parse_namespace, parse_subscription
 from pydanube.model.schemas import Binding, ValidationPolicy
 from pydanube.model.topics import TopicConfig
-from pydanube.operations.topics import UnloadTopic
+from pydanube.operations.schemas import BindTopic
+from pydanube.operations.subscriptions import (
+    DeleteSubscription,
+    DescribeSubscription,
+    SetFailurePolicy,
+    SetUnackedMax,
+)
+from pydanube.operations.topics import CreateTopic, DeleteTopic, UnloadTopic
 
 from .admin_cluster import check_broker
 from .calls import Call
@@ -73,22 +79,22 @@ class TopicAdmin(BrokerService):
             await self._broker.schemas.get(call.principal, subject)  # before the topic is there
         if request.dispatch_strategy not in (0, _RELIABLE):
             raise Invalid(f"dispatch strategy {request.dispatch_strategy} is unknown: use 0 or 1 (Reliable)")
-        config = TopicConfig(partitions, reliable=request.dispatch_strategy == _RELIABLE)
-        await self._broker.topics.create(call.principal, topic, config, choose_level=True)
+        is_reliable = request.dispatch_strategy == _RELIABLE
+        await self._do(call, CreateTopic(topic=topic, partitions=partitions, reliable=is_reliable, choose_level=True))
         if subject:
-            await self._broker.schemas.bind(call.principal, topic, Binding(subject, ValidationPolicy.NONE))
+            await self._do(call, BindTopic(topic=topic, binding=Binding(subject, ValidationPolicy.NONE)))
         return ADMIN["TopicResponse"](success=True)
 
     async def delete_topic(self, call: Call, request: Any) -> Any:
         topic = await topic_of(self._broker, call.principal, request.name)
         if is_partition(self._broker, call.principal, request.name):
             raise Refused(f"{request.name} is one partition of topic {topic}: delete the whole topic by its own name")
-        await self._broker.topics.delete(call.principal, topic)
+        await self._do(call, DeleteTopic(topic=topic))
         return ADMIN["TopicResponse"](success=True)
 
     async def unload_topic(self, call: Call, request: Any) -> Any:
         topic = await topic_of(self._broker, call.principal, request.name)
-        await carry_out(self._broker, Caller(call.principal), UnloadTopic(topic=topic))
+        await self._do(call, UnloadTopic(topic=topic))
         return ADMIN["TopicResponse"](success=True)
 
     async def describe_topic(self, call: Call, request: Any) -> Any:
@@ -125,18 +131,18 @@ class TopicAdmin(BrokerService):
         return ADMIN["SubscriptionListResponse"](subscriptions=names)
 
     async def unsubscribe(self, call: Call, request: Any) -> Any:
-        await self._subscriptions.delete(call.principal, *await self._named(call, request))
+        await self._do(call, DeleteSubscription(**await self._named(call, request)))
         return ADMIN["SubscriptionResponse"](success=True)
 
     async def set_subscription_failure_policy(self, call: Call, request: Any) -> Any:
         if not request.HasField("failure_policy"):
             raise Invalid("the request has no failure_policy")
         policy = failure_policy_of(request.failure_policy)
-        await self._subscriptions.set_failure_policy(call.principal, *await self._named(call, request), policy)
+        await self._do(call, SetFailurePolicy(**await self._named(call, request), failure_policy=policy))
         return ADMIN["SubscriptionResponse"](success=True)
 
     async def get_subscription_failure_policy(self, call: Call, request: Any) -> Any:
-        found = await self._subscriptions.describe(call.principal, *await self._named(call, request))
+        found = await self._do(call, DescribeSubscription(**await self._named(call, request)))
         return ADMIN["GetSubscriptionFailurePolicyResponse"](
             failure_policy=failure_policy_message(found.failure_policy), subscription_type=int(found.type)
         )
@@ -145,17 +151,18 @@ class TopicAdmin(BrokerService):
         if not request.HasField("dispatch_config"):
             raise Invalid("the request has no dispatch_config")
         limit = request.dispatch_config.max_unacked_messages
-        await self._subscriptions.set_unacked_max(call.principal, *await self._named(call, request), limit)
+        await self._do(call, SetUnackedMax(**await self._named(call, request), unacked_max=limit))
         return ADMIN["SubscriptionResponse"](success=True)
 
     async def get_subscription_dispatch_config(self, call: Call, request: Any) -> Any:
-        found = await self._subscriptions.describe(call.principal, *await self._named(call, request))
+        found = await self._do(call, DescribeSubscription(**await self._named(call, request)))
         config = {"max_unacked_messages": found.unacked_max}
         return ADMIN["GetSubscriptionDispatchConfigResponse"](dispatch_config=config)
 
-    async def _named(self, call: Call, request: Any) -> tuple[TopicName, str]:
+    async def _named(self, call: Call, request: Any) -> dict[str, Any]:
         """Return the topic and the subscription that a request names."""
-        return await topic_of(self._broker, call.principal, request.topic), parse_subscription(request.subscription)
+        topic = await topic_of(self._broker, call.principal, request.topic)
+        return {"topic": topic, "subscription": parse_subscription(request.subscription)}
 
 
 def _delivery(config: TopicConfig) -> str:

@@ -6,9 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pydanube.broker import Broker
+from pydanube.broker.handlers import Caller, carry_out
 from pydanube.model.settings.sections import GrpcSettings
+from pydanube.operations import AnswerT, Operation
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import Tasks
+
+from .calls import Call
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +35,7 @@ class BrokerService:
     def __init__(self, broker: Broker, resources: ListenerResources) -> None:
         self._broker = broker
         self._resources = resources
+
+    async def _do(self, call: Call, operation: Operation[AnswerT]) -> AnswerT:
+        """Carry out an operation that a call asks for."""
+        return await carry_out(self._broker, Caller(call.principal), operation)

@@ -23,6 +23,7 @@ from pydanube.model.schemas import (
     ValidationPolicy,
     VersionNotes,
 )
+from pydanube.operations.schemas import BindTopic, SetCompatibility
 from pydanube.runtime.clock import MICROSECONDS
 
 from .calls import Call
@@ -140,7 +141,7 @@ class SchemaRegistry(BrokerService):
     async def set_compatibility_mode(self, call: Call, request: Any) -> Any:
         await self._schemas.describe(call.principal, request.subject)  # must exist
         level = Compatibility.parse(request.compatibility_mode)
-        await self._schemas.set_compatibility(call.principal, request.subject, level)
+        await self._do(call, SetCompatibility(subject=request.subject, level=level))
         message = f"subject {request.subject!r} has the compatibility mode {mode_name(level)}"
         return REGISTRY["SetCompatibilityModeResponse"](success=True, message=message)
 
@@ -154,7 +155,7 @@ class SchemaRegistry(BrokerService):
             binding = replace(former, policy=policy, validate_payloads=payloads)
         else:
             binding = Binding(request.schema_subject, policy, payloads)
-        await self._schemas.bind(call.principal, topic, binding)
+        await self._do(call, BindTopic(topic=topic, binding=binding))
         message = f"topic {topic} has the subject {binding.subject!r} with the policy {policy}"
         return REGISTRY["ConfigureTopicSchemaResponse"](success=True, message=message)
 
@@ -165,7 +166,7 @@ class SchemaRegistry(BrokerService):
             policy=ValidationPolicy.parse(request.validation_policy),
             validate_payloads=request.enable_payload_validation,
         )
-        await self._schemas.bind(call.principal, topic, binding)
+        await self._do(call, BindTopic(topic=topic, binding=binding))
         message = f"topic {topic} has the policy {binding.policy}"
         return REGISTRY["UpdateTopicValidationPolicyResponse"](success=True, message=message)
 

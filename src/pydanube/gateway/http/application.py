@@ -83,9 +83,9 @@ class Application:
             Exception: _unexpected_error,
         }
         routes = [
+            *api.routes(broker),
             *health.routes(self._not_ready),
             *metrics.routes(broker, settings.metrics, clock),
-            *api.routes(broker),
             Mount(schema_registry.BASE, app=schema_registry.SchemaRegistry(broker)),
         ]
         self._routes = Starlette(routes=routes, exception_handlers=handlers)

@@ -34,12 +34,12 @@ _PAGE_HEADERS: Final = {
 def routes(broker: Broker) -> list[BaseRoute]:
     router = Router(broker, OPERATIONS)
     bases = {BASE if one.path.startswith(BASE) else f"/{one.path.split('/')[1]}" for one in OPERATIONS}
-    return [
+    return [  # Starlette tries them in order
+        *(_Below(base, router) for base in sorted(bases)),
+        *WEBSOCKET_ROUTES,
         Route("/openapi.json", _openapi),
         Route("/docs", _page),
         Route("/docs.js", _script),
-        *WEBSOCKET_ROUTES,
-        *(_Below(base, router) for base in sorted(bases)),
     ]
 
 
