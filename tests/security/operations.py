@@ -12,20 +12,14 @@ from contextlib import aclosing
 from typing import Any, Final, NamedTuple
 
 from access_world import (
-    BINDING,
     BYTES,
-    KEY,
     LETTERS,
-    QUERY,
-    QUOTA,
-    ROLE,
     STRING,
     SUBJECT,
     SUBSCRIPTION,
     TOPIC,
     NoSink,
     World,
-    commit,
     publish,
     stage,
 )
@@ -37,21 +31,16 @@ from pydanube.codec.batch import encode
 from pydanube.codec.native import requests as wire
 from pydanube.core.access import Action, Principal
 from pydanube.model.errors import NotFound, Unavailable
-from pydanube.model.failure import NATIVE
 from pydanube.model.names import TopicAddress, TopicName
-from pydanube.model.paging import PageQuery
 from pydanube.model.positions import EARLIEST, LATEST
-from pydanube.model.schemas import Binding, Compatibility, RegistryMode
+from pydanube.model.schemas import RegistryMode
 from pydanube.model.storage import StoragePlace
-from pydanube.model.topics import SubscriptionType, TopicConfig
-from pydanube.operations import topics
+from pydanube.model.topics import SubscriptionType
 from pydanube.operations.access import ListRoles
-from pydanube.operations.dead_letters import ListLetters, RedriveLetters
+from pydanube.operations.dead_letters import ListLetters
 from pydanube.operations.subscriptions import (
     Advance,
-    AdvanceMany,
     PeekMessages,
-    Seek,
     Settle,
 )
 from pydanube.runtime.clock import SystemClock
@@ -94,8 +83,6 @@ ALSO: Final = {
 
 
 BY_ID: Final = {
-    "access.get_binding": NotFound,
-    "access.delete_binding": NotFound,
     "schemas.get_by_id": NotFound,
     "schemas.by_global_id": NotFound,
     "schemas.versions_of_global_id": NotFound,
@@ -135,27 +122,7 @@ async def _closing(opening: Awaitable[Any]) -> None:
 
 
 FACADE: Final[dict[str, Row]] = {
-    # topics and namespaces
-    "access.list_roles": Row(CLUSTER, lambda w, p: w.broker.access.list_roles(p)),
-    "access.get_role": Row(CLUSTER, lambda w, p: w.broker.access.get_role(p, ROLE)),
-    "access.create_role": Row(CLUSTER, lambda w, p: w.broker.access.create_role(p, "new", ["read"])),
-    "access.change_role": Row(CLUSTER, lambda w, p: w.broker.access.change_role(p, ROLE, ["read"])),
-    "access.delete_role": Row(CLUSTER, lambda w, p: w.broker.access.delete_role(p, ROLE)),
-    "access.list_bindings": Row(ANYONE, lambda w, p: w.broker.access.list_bindings(p)),
-    "access.get_binding": Row(SET_NAMESPACE, lambda w, p: w.broker.access.get_binding(p, BINDING)),
-    "access.create_binding": Row(
-        SET_NAMESPACE, lambda w, p: w.broker.access.create_binding(p, "user:new", ["reader"], "/default")
-    ),
-    "access.delete_binding": Row(SET_NAMESPACE, lambda w, p: w.broker.access.delete_binding(p, BINDING)),
-    "access.list_keys": Row(ANYONE, lambda w, p: w.broker.access.list_keys(p)),
-    "access.create_key": Row(CLUSTER, lambda w, p: w.broker.access.create_key(p, "user:etl")),
-    "access.revoke_key": Row(CLUSTER, lambda w, p: w.broker.access.revoke_key(p, KEY)),
-    "access.whoami": Row(ANYONE, lambda w, p: w.broker.access.whoami(p)),
-    "access.can": Row(ANYONE, lambda w, p: w.broker.access.can(p, "read", "/default")),
-    "quotas.list": Row(ANYONE, lambda w, p: w.broker.quotas.list(p)),
-    "quotas.get": Row(SEE_NAMESPACE, lambda w, p: w.broker.quotas.get(p, QUOTA)),
-    "quotas.set": Row(CLUSTER, lambda w, p: w.broker.quotas.set(p, QUOTA, {"stored_bytes_max": 10**15})),
-    "quotas.delete": Row(CLUSTER, lambda w, p: w.broker.quotas.delete(p, QUOTA)),
+    # listeners
     "throttle.connect": Row(ANYONE, lambda w, p: w.broker.throttle.connect(p)()),
     "throttle.fetch": Row(ANYONE, lambda w, p: w.broker.throttle.fetch(p, "default", 1)),
     "throttle.hold": Row(ANYONE, lambda w, p: w.broker.throttle.hold(p, "default", w.producer, lambda: None)),
@@ -170,16 +137,9 @@ FACADE: Final[dict[str, Row]] = {
     "check_needs": Row(CLUSTER, lambda w, p: w.broker.check_needs(p, ListRoles())),
     "check_may_publish": Row(PRODUCE, lambda w, p: w.broker.check_may_publish(p, TOPIC)),
     "check_may_read": Row(READ, lambda w, p: w.broker.check_may_read(p, TOPIC)),
-    "namespaces.create": Row(MAKE_NAMESPACE, lambda w, p: w.broker.namespaces.create(p, "default")),
-    "topics.create": Row(CREATE, lambda w, p: w.broker.topics.create(p, TOPIC, TopicConfig())),
-    "namespaces.delete": Row(DROP_NAMESPACE, lambda w, p: w.broker.namespaces.delete(p, "default")),
-    "topics.delete": Row(DELETE, lambda w, p: w.broker.topics.delete(p, TOPIC)),
     "describe": Row(SEE_CLUSTER, lambda w, p: w.broker.describe(p)),
-    "topics.describe": Row(DESCRIBE, lambda w, p: w.broker.topics.describe(p, TOPIC)),
     "fetch": Row(READ, lambda w, p: w.broker.fetch(p, TOPIC, 0, EARLIEST, 1000, 0)),
     "topics.find_offset": Row(READ, lambda w, p: w.broker.topics.find_offset(p, TOPIC, 0, LATEST)),
-    "topics.grow": Row(ADMINISTER, lambda w, p: w.broker.topics.grow(p, TOPIC, 2)),
-    "namespaces.names": Row(ANYONE, lambda w, p: w.broker.namespaces.names(p)),
     "topics.names": Row(ANYONE, lambda w, p: w.broker.topics.names(p, "default")),
     "topics.lookup": Row(DESCRIBE, lambda w, p: w.broker.topics.lookup(p, TOPIC, True)),
     "metric_families": Row(ANYONE, lambda w, p: w.broker.metric_families(p)),
@@ -200,43 +160,25 @@ FACADE: Final[dict[str, Row]] = {
         PRODUCE,
         lambda w, p: w.broker.requests.publish_anywhere(p, TOPIC, 0, ASKED, w.broker.inboxes.open(_ignore_reply)),
     ),
-    "topics.take_over": Row(ADMINISTER, lambda w, p: w.broker.topics.take_over(p, TOPIC, None, False)),
     "addresses.check": Row(PRODUCE, lambda w, p: w.broker.addresses.check(p, Action.PRODUCE, ADDRESS)),
     "addresses.check_exists": Row(DESCRIBE, lambda w, p: w.broker.addresses.check_exists(p, ADDRESS)),
     "addresses.ensure": Row(PRODUCE, lambda w, p: w.broker.addresses.ensure(p, ADDRESS, True)),
     "addresses.names": Row(DESCRIBE, lambda w, p: w.broker.addresses.names(p, ADDRESS)),
     "cluster.brokers": Row(SEE_CLUSTER, lambda w, p: w.broker.cluster.brokers(p)),
     "cluster.describe": Row(SEE_CLUSTER, lambda w, p: w.broker.cluster.describe(p)),
-    "upgrade.describe": Row(SEE_CLUSTER, lambda w, p: w.broker.upgrade.describe(p)),
-    "upgrade.finish": Row(CLUSTER, lambda w, p: w.broker.upgrade.finish(p)),
-    "leftovers.describe": Row(ANYONE, lambda w, p: w.broker.leftovers.describe(p)),
-    "leftovers.salvage": Row(
-        f"{READ} + produce on the dead letter topic + {DELETE}",
-        lambda w, p: w.broker.leftovers.salvage(p, TOPIC, 0, LETTERS, drop=True),
-    ),
-    "listing.namespaces": Row(ANYONE, lambda w, p: w.broker.listing.namespaces(p, PageQuery())),
-    "listing.subscriptions": Row(DESCRIBE, lambda w, p: w.broker.listing.subscriptions(p, TOPIC, PageQuery())),
-    "listing.topics": Row(ANYONE, lambda w, p: w.broker.listing.topics(p, PageQuery())),
     "statistics.topic": Row(DESCRIBE, lambda w, p: w.broker.statistics.topic(p, TOPIC)),
     "statistics.all": Row(ANYONE, lambda w, p: _all(w.broker.statistics.all(p))),
-    "statistics.summaries": Row(ANYONE, lambda w, p: _all(w.broker.statistics.summaries(p, [TOPIC]))),
     "statistics.summary": Row(ANYONE, lambda w, p: w.broker.statistics.summary(p, TOPIC, Slices(SystemClock()))),
     "statistics.add_others": Row(ANYONE, lambda w, p: w.broker.statistics.add_others(p, [])),
-    "policies.get": Row(SEE_NAMESPACE, lambda w, p: w.broker.policies.get(p, "default")),
-    "policies.set": Row(SET_NAMESPACE, lambda w, p: w.broker.policies.set(p, "default", {"producers_max": 9})),
     # brokers among each other
     "peer_requests.check": Row(CLUSTER, lambda w, p: w.broker.peer_requests.check(p)),
     "peer_requests.is_proven": Row(CLUSTER, lambda w, p: w.broker.peer_requests.is_proven(p, "", "")),
-    "peer_requests.principal_of": Row(CLUSTER, lambda w, p: w.broker.peer_requests.principal_of(p, ["user", "x"])),
     "peer_requests.count_producers": Row(CLUSTER, lambda w, p: w.broker.peer_requests.count_producers(p, 1)),
     "peer_requests.fence_producers": Row(
         CLUSTER,
         lambda w, p: w.broker.peer_requests.fence_producers(
             p, wire.FenceProducers(topic=str(TOPIC), topic_id=1, producer_id=1, producer_epoch=0)
         ),
-    ),
-    "peer_requests.topic_use": Row(
-        CLUSTER, lambda w, p: w.broker.peer_requests.topic_use(p, topics.AskTopicUse(topic=TOPIC, topic_id=1))
     ),
     # clients without a connection of their own
     "shared_producers.open": Row(
@@ -255,59 +197,24 @@ FACADE: Final[dict[str, Row]] = {
     "single_acks.ack": Row(CONSUME, lambda w, p: w.broker.single_acks.ack(p, TOPIC, 0, SUBSCRIPTION, 0)),
     "single_acks.nack": Row(CONSUME, lambda w, p: w.broker.single_acks.nack(p, TOPIC, 0, SUBSCRIPTION, 0, 0, "")),
     # subscriptions
-    "subscriptions.advance": Row(
-        CONSUME,
-        lambda w, p: w.broker.subscriptions.advance(p, Advance(**OF, partition=0, offset=1, expected=0)),
-    ),
-    "subscriptions.advance_many": Row(
-        CONSUME,
-        lambda w, p: w.broker.subscriptions.advance_many(p, AdvanceMany(**OF, moves=[(0, 1, 0)])),
-    ),
     "subscriptions.announce": Row(CONSUME, lambda w, p: w.broker.subscriptions.announce(p, TOPIC, 0, ATTACHMENT)),
-    "subscriptions.create": Row(
-        CONSUME,
-        lambda w, p: w.broker.subscriptions.create(p, TOPIC, SUBSCRIPTION, SubscriptionType.SHARED, EARLIEST),
-    ),
-    "subscriptions.delete": Row(UNSUBSCRIBE, lambda w, p: w.broker.subscriptions.delete(p, TOPIC, SUBSCRIPTION)),
-    "subscriptions.describe": Row(
-        SEE_SUBSCRIPTION, lambda w, p: w.broker.subscriptions.describe(p, TOPIC, SUBSCRIPTION)
-    ),
     "subscriptions.names": Row(DESCRIBE, lambda w, p: w.broker.subscriptions.names(p, TOPIC)),
     "subscriptions.peek": Row(
         CONSUME,
         lambda w, p: w.broker.subscriptions.peek(p, PeekMessages(**OF, messages_max=1)),
     ),
-    "subscriptions.seek": Row(MOVE, lambda w, p: w.broker.subscriptions.seek(p, Seek(**OF, position=LATEST))),
-    "subscriptions.set_failure_policy": Row(
-        MOVE, lambda w, p: w.broker.subscriptions.set_failure_policy(p, TOPIC, SUBSCRIPTION, NATIVE)
-    ),
-    "subscriptions.set_unacked_max": Row(
-        MOVE, lambda w, p: w.broker.subscriptions.set_unacked_max(p, TOPIC, SUBSCRIPTION, 5)
-    ),
-    "subscriptions.settle": Row(
-        MOVE,
-        lambda w, p: w.broker.subscriptions.settle(p, Settle(**OF, partition=0, ranges=[])),
-    ),
     "subscriptions.subscribe": Row(
         CONSUME, lambda w, p: _closing(w.broker.subscriptions.subscribe(p, TOPIC, 0, ATTACHMENT, NoSink()))
-    ),
-    "dead_letters.redrive": Row(
-        REDRIVING, lambda w, p: w.broker.dead_letters.redrive(p, RedriveLetters(topic=LETTERS, partition=0))
     ),
     "dead_letters.get": Row(SEE_LETTERS, lambda w, p: w.broker.dead_letters.get(p, LETTERS, 0, 0)),
     "dead_letters.listed": Row(
         SEE_LETTERS, lambda w, p: w.broker.dead_letters.listed(p, ListLetters(topic=LETTERS, partition=0))
     ),
     # schemas
-    "schemas.bind": Row(
-        f"{ADMINISTER} + {SEE_SUBJECT}", lambda w, p: w.broker.schemas.bind(p, TOPIC, Binding(SUBJECT))
-    ),
-    "schemas.unbind": Row(ADMINISTER, lambda w, p: w.broker.schemas.unbind(p, TOPIC)),
     "schemas.binding": Row(DESCRIBE, lambda w, p: w.broker.schemas.binding(p, TOPIC)),
     "schemas.choose": Row(f"{PRODUCE} + {SEE_SUBJECT}", lambda w, p: w.broker.schemas.choose(p, TOPIC, SUBJECT)),
     "schemas.register": Row(REGISTER, lambda w, p: w.broker.schemas.register(p, SUBJECT, BYTES)),
     "schemas.check": Row(SEE_SUBJECT, lambda w, p: w.broker.schemas.check(p, SUBJECT, STRING)),
-    "schemas.lookup": Row(SEE_SUBJECT, lambda w, p: w.broker.schemas.lookup(p, SUBJECT, STRING)),
     "schemas.get": Row(SEE_SUBJECT, lambda w, p: w.broker.schemas.get(p, SUBJECT)),
     "schemas.parsed": Row(SEE_SUBJECT, lambda w, p: w.broker.schemas.parsed(p, SUBJECT)),
     "schemas.get_by_id": Row(SEE_SUBJECT, lambda w, p: w.broker.schemas.get_by_id(p, 1)),
@@ -317,29 +224,14 @@ FACADE: Final[dict[str, Row]] = {
     "schemas.subjects": Row(ANYONE, lambda w, p: w.broker.schemas.subjects(p)),
     "schemas.versions": Row(SEE_SUBJECT, lambda w, p: w.broker.schemas.versions(p, SUBJECT)),
     "schemas.describe": Row(SEE_SUBJECT, lambda w, p: w.broker.schemas.describe(p, SUBJECT)),
-    "schemas.referenced_by": Row(SEE_SUBJECT, lambda w, p: w.broker.schemas.referenced_by(p, SUBJECT, 1)),
     "schemas.delete_version": Row(DROP_SUBJECT, lambda w, p: w.broker.schemas.delete_version(p, SUBJECT, 1)),
     "schemas.delete_subject": Row(DROP_SUBJECT, lambda w, p: w.broker.schemas.delete_subject(p, SUBJECT)),
     "schemas.compatibility": Row(SEE_SUBJECT, lambda w, p: w.broker.schemas.compatibility(p, SUBJECT)),
-    "schemas.compatibility_version": Row(SEE_SUBJECT, lambda w, p: w.broker.schemas.compatibility_version(p, SUBJECT)),
     "schemas.mode": Row(SEE_CLUSTER, lambda w, p: w.broker.schemas.mode(p)),
-    "schemas.set_compatibility": Row(
-        SET_SUBJECT, lambda w, p: w.broker.schemas.set_compatibility(p, SUBJECT, Compatibility.NONE)
-    ),
     "schemas.set_mode": Row(CLUSTER, lambda w, p: w.broker.schemas.set_mode(p, None, RegistryMode.READONLY)),
-    "schemas.set_tags": Row(SET_SUBJECT, lambda w, p: w.broker.schemas.set_tags(p, SUBJECT, 1, ["pii"])),
     # object storage and staged writes
-    "storage.collect": Row(CLUSTER, lambda w, p: w.broker.storage.collect(p, False, True, "")),
-    "storage.own_usage": Row(SEE_CLUSTER, lambda w, p: w.broker.storage.own_usage(p, [(str(TOPIC), 0)])),
     "storage.segments": Row(READ, lambda w, p: w.broker.storage.segments(p, TOPIC, 0, EARLIEST, 1)),
-    "storage.upload": Row(ADMINISTER, lambda w, p: w.broker.storage.upload(p, TOPIC)),
-    "storage.upload_state": Row(CLUSTER, lambda w, p: w.broker.storage.upload_state(p, 99, 0.0)),
-    "storage.usage": Row(ANYONE, lambda w, p: w.broker.storage.usage(p, None, StoragePlace())),
-    "storage.verify": Row(ADMINISTER, lambda w, p: w.broker.storage.verify(p, TOPIC, StoragePlace(), 1)),
     "staging.stage": Row(f"{PRODUCE} + {CLUSTER}", lambda w, p: stage(w.broker, p)),
-    "staging.commit": Row(CLUSTER, lambda w, p: commit(w.broker, p)),
-    "staging.forget": Row(CLUSTER, lambda w, p: w.broker.staging.forget(p, QUERY)),
-    "staging.queries": Row(ANYONE, lambda w, p: w.broker.staging.queries(p, "", 10)),
 }
 
 
