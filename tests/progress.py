@@ -1,7 +1,8 @@
 """How far a run of the tests is: one line that is rewritten on a terminal, a line now and then elsewhere.
 
 The time left is reckoned with how long each test took here last time, which pytest's cache keeps, or, in the first
-run, with the number of tests. `--failures FILE` writes down what failed and whether all tests ran, for `.ci/suite`.
+run, with what a test of its directory usually takes. `--failures FILE` writes down what failed and whether all tests
+ran, for `.ci/suite`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,31 @@ LINE_EVERY_S: Final = 30.0
 REWRITE_EVERY_S: Final = 0.2
 CLEAR: Final = "\r\033[K"
 """Goes to the beginning of a terminal's line, and empties it."""
+
+SECONDS: Final = {
+    "cli": 0.3,
+    "client": 0.15,
+    "cluster": 0.8,
+    "codec": 0.015,
+    "conformance": 1.1,
+    "core": 0.01,
+    "damage": 5.7,
+    "docs": 1.0,
+    "formats": 0.03,
+    "model": 0.001,
+    "operations": 0.001,
+    "process": 4.4,
+    "security": 0.2,
+    "spark": 1.0,
+    "test_repository.py": 0.002,
+    "test_settings.py": 0.002,
+    "test_wheel.py": 13.0,
+}
+"""What a test usually takes by its directory, where it has not been run yet. The sum decides how good the guess is, so
+small ones may be wrong."""
+SECONDS_ELSEWHERE: Final = 0.1
+GUESS_SHARE: Final = 0.05
+"""The guess before the run counts as much as this share of it, when it is known how long that took."""
 
 GROUP: Final = re.compile(r"@[\w ]+$")
 """What pytest-xdist appends to the id of a test that is in a group."""
@@ -66,6 +92,7 @@ class Progress:
     def __init__(self, config: pytest.Config) -> None:
         self._cache: pytest.Cache | None = getattr(config, "cache", None)
         self._known: dict[str, float] = self._cache.get(CACHE, {}) if self._cache else {}
+        self._workers: int = config.getoption("numprocesses", None) or 1
         self._seconds: dict[str, float] = {}
         self._expected: dict[str, float] = {}
         self._expected_sum = self._done_sum = 0.0
@@ -88,9 +115,7 @@ class Progress:
     def _expect(self, ids: list[str]) -> None:
         if self._expected or not ids:
             return
-        known = [self._known[one] for one in ids if one in self._known]
-        usual = sum(known) / len(known) if known else 1.0
-        self._expected = {one: self._known.get(one, usual) for one in ids}
+        self._expected = {one: self._known.get(one, usual_seconds(one)) for one in ids}
         self._expected_sum = sum(self._expected.values())
         self._begin = time.monotonic()
 
@@ -109,7 +134,7 @@ class Progress:
             return
         self._shown = now
         share = self._done_sum / self._expected_sum if self._expected_sum else 1.0
-        left = (now - self._begin) * (1 / share - 1) if share else 0.0
+        left = seconds_left(share, now - self._begin, self._expected_sum / self._workers)
         line = f"{share:4.0%}  {len(self._expected):,} tests left, about {left // 60:.0f}:{left % 60:02.0f}"
         line += f", {self._failed} failed" if self._failed else ""
         if self._terminal:
@@ -123,3 +148,14 @@ class Progress:
         if self._cache is not None and self._seconds:
             rounded = {one: round(seconds, 3) for one, seconds in self._seconds.items()}
             self._cache.set(CACHE, self._known | rounded)
+
+
+def usual_seconds(test: str) -> float:
+    return SECONDS.get(test.removeprefix("tests/").partition("/")[0].partition("::")[0], SECONDS_ELSEWHERE)
+
+
+def seconds_left(share: float, seconds: float, guess: float) -> float:
+    """Return how long the rest takes if `share` of the work took so many seconds and all of it was guessed before.
+
+    At the beginning, when one slow test would decide, that is the guess; what was measured soon outweighs it."""
+    return (1 - share) * (seconds + GUESS_SHARE * guess) / (share + GUESS_SHARE)
