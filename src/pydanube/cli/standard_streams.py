@@ -58,6 +58,12 @@ def open_streams() -> None:
         sys.stderr = _over(_LenientFile(sys.stderr.fileno(), "w", closefd=False), sys.stderr, line_buffering=True)
 
 
+def write_lines_at_once() -> None:
+    """Write each line to stdout when it ends, also where nobody looks: what handlers print is a log of its own."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
+
+
 def write_in_background() -> None:
     """Let threads write to stdout and stderr from now on, so that a server works on while nobody reads them."""
     from pydanube.runtime.background_file import BackgroundFile

@@ -11,7 +11,7 @@ import click
 from pydanube.cli.credential_options import chosen_credentials, show_to_children
 from pydanube.cli.options import examples, json_option_with, url_option
 from pydanube.cli.output import emit_json, fail, table, wants_json
-from pydanube.cli.standard_streams import write_logs_in_background
+from pydanube.cli.standard_streams import write_lines_at_once, write_logs_in_background
 from pydanube.cli.synonyms import Group
 from pydanube.cli.tls_options import tls_options
 from pydanube.model.errors import Invalid
@@ -70,6 +70,7 @@ def run(target: str, workers: int, reload: bool, port: int | None, host: str, dr
     from pydanube.runtime import telemetry
 
     telemetry.configure()
+    write_lines_at_once()
     drain_logs = write_logs_in_background()
     where = None if url == DEFAULT_URL else url
     if workers > 1 or reload:
