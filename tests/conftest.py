@@ -48,8 +48,9 @@ def use_memory_for_directories() -> None:
 use_memory_for_directories()
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marker
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests that use Spark's JVM in one worker; runs in each worker, before pytest-xdist reads the marker."""
+    """Keep the tests that use Spark's JVM in one worker; runs in each worker."""
     for item in items:
         if "the_spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("spark"))
