@@ -84,7 +84,17 @@ T = TypeVar("T")
 
 
 class Client(Aliases, Admin, StagedWrites):
-    """A connection to a cluster. Made by `connect`; belongs to the loop it was opened on."""
+    """A connection to a cluster. Made by `connect`; belongs to the loop it was opened on.
+
+    producer, consumer, reader      send messages; receive them through a subscription; read them by offset
+    request, gather                 send a request, and wait for its reply, or for several
+    read, read_batches              read a topic as a table
+    topics, namespaces, subscriptions, dead_letters     what there is: create, describe, change, delete
+    schemas, storage, access        the schema registry; object storage; roles, keys and quotas
+    describe_broker, describe_cluster, describe_upgrade, finish_upgrade     the brokers
+    stager, commit_stages, staged_queries, forget_staged_query      writes that become visible together
+    metrics, servers, cluster       what this client did, and where
+    """
 
     _what = "client"
 

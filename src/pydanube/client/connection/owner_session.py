@@ -101,6 +101,10 @@ class OwnerRetry:
 class SessionUser(Protocol[OpenedT_contra]):
     """What a producer or a consumer of one partition implements to hold an `OwnerSession`."""
 
+    @property
+    def what(self) -> str:
+        """ "producer" or "consumer", for logs and task names."""
+
     def open_request(self) -> requests.Request:
         """Return the request that opens the handle."""
 
@@ -144,7 +148,6 @@ class OwnerSession(Generic[OpenedT]):
         tasks: Tasks,
         user: SessionUser[OpenedT],
         opened_type: type[OpenedT],
-        name: str,
         topic: str,
         partition: int,
         backoff: RetryBackoff,
@@ -159,8 +162,6 @@ class OwnerSession(Generic[OpenedT]):
         self._tasks = tasks
         self._user = user
         self._opened_type = opened_type
-        self._name = name
-        """"producer" or "consumer", for logs and task names."""
         self._topic = topic
         self._partition = partition
         self._opening: asyncio.Task[None] | None = None
@@ -185,7 +186,9 @@ class OwnerSession(Generic[OpenedT]):
     def reopen(self) -> None:
         """Open a handle in the background and keep trying for as long as the user wants it."""
         if self._opening is None:
-            self._opening = self._tasks.spawn(self._reopen(), f"open {self._name} {self._topic}[{self._partition}]")
+            self._opening = self._tasks.spawn(
+                self._reopen(), f"open {self._user.what} {self._topic}[{self._partition}]"
+            )
 
     def stale_answer(self, epoch: int) -> NotOwner:
         """Return the error for an answer of the present owner with a lower epoch than was seen, and avoid that
@@ -222,7 +225,7 @@ class OwnerSession(Generic[OpenedT]):
             try:
                 await handle.connection.request(handle.close_request, requests.Done, timeout=CLOSE_SECONDS)
             except DanubeError as error:
-                event = f"{self._name}.close_failed"
+                event = f"{self._user.what}.close_failed"
                 log.debug(event, topic=self._topic, partition=self._partition, error=error.message)
 
     def _opened(self, connection: Connection, opened: OpenedT) -> None:

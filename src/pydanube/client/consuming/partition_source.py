@@ -122,6 +122,8 @@ class FlowControl:
 class PartitionSource:
     """A consumer's attachment to one partition."""
 
+    what = "consumer"
+
     def __init__(
         self,
         brokers: Brokers,
@@ -144,9 +146,9 @@ class PartitionSource:
         self._listener = listener
         self._subscribe = subscribe
         self._flow = FlowControl(0, 0)
-        backoff, opened_type = RetryBackoff(), requests.ConsumerOpened
+        opened_type = requests.ConsumerOpened
         self._session = OwnerSession(
-            brokers, tasks, self, opened_type, "consumer", self.topic, self.partition, backoff, hook
+            brokers, tasks, self, opened_type, self.topic, self.partition, RetryBackoff(), hook
         )
         self._subscription_id = self._epoch = self._moves = 0
         self._confirming = 0

@@ -67,6 +67,8 @@ class ProducerCallbacks:
 class PartitionProducer:
     """Publishes the messages of one producer to one partition."""
 
+    what = "producer"
+
     def __init__(
         self,
         brokers: Brokers,
@@ -91,7 +93,6 @@ class PartitionProducer:
             tasks,
             self,
             requests.ProducerOpened,
-            "producer",
             topic,
             partition,
             RetryBackoff.within(settings.timeout),
