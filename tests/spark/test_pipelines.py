@@ -9,12 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from spark_broker import Broker
 
 import pydanube
 from pydanube.model.errors import Invalid, Refused
 from pydanube.spark.pipelines import RunOptions, load, run
+from pydanube.spark.pipelines.casts import IMPOSSIBLE
 from pydanube.spark.pipelines.progress import BatchReport, PipelineStatus
 
 ORDERS = """
@@ -227,6 +229,25 @@ def test_what_only_spark_can_refuse_has_its_place_too(
         "sink first: FILE:7:30: transform copied: [UNRESOLVED_ROUTINE]"
     )
     assert "column 'payload' is int, and must be binary" in bad("key, payload from", "key, 1 as payload from")
+
+
+def test_spark_refuses_every_cast_that_validate_refuses(spark: SparkSession) -> None:
+    samples = {
+        "string": ("'a'", "string"),
+        "number": ("1.5", "int"),
+        "boolean": ("true", "boolean"),
+        "date": ("date'2026-01-01'", "date"),
+        "timestamp": ("timestamp'2026-01-01 00:00:00'", "timestamp"),
+        "binary": ("X'00'", "binary"),
+        "array": ("array(1)", "array<int>"),
+        "map": ("map('a', 1)", "map<string,int>"),
+        "struct": ("named_struct('a', 1)", "struct<a:int>"),
+    }
+    assert set(samples) == set(IMPOSSIBLE)
+    for kind, targets in IMPOSSIBLE.items():
+        for target in targets:
+            with pytest.raises(AnalysisException, match="DATATYPE_MISMATCH"):
+                spark.sql(f"select cast({samples[kind][0]} as {samples[target][1]})")
 
 
 def test_the_broker_is_asked_for_topics_and_columns(broker: Broker, tmp_path: Path) -> None:

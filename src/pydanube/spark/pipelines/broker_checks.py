@@ -15,6 +15,7 @@ from pydanube.model.text import did_you_mean
 from pydanube.spark.credentials import BrokerCredentials
 from pydanube.spark.options import ReadOptions
 
+from .casts import field_column, message_column
 from .definition import Pipeline, Source
 from .file_places import Place, Problems
 from .sql_checks import Columns
@@ -149,8 +150,9 @@ class _SourceCheck:
         from pydanube.formats.columns import column_fields
 
         references = self.client.schemas.references_of(version.definition)
-        fields = [field.name for field in column_fields(parse_schema(version.definition, references))]
+        fields = map(field_column, column_fields(parse_schema(version.definition, references)))
         chosen = self.source.options.get("columns", "")
         message = [one.strip().lower() for one in chosen.split(",")] if chosen else list(DECODED_COLUMNS)
         added = ["payload"] * ("payload" not in message) + ["decode_error"]
-        return (*message, *fields, *(added if self.source.on_decode_error == "null" else []))
+        added = added if self.source.on_decode_error == "null" else []
+        return (*map(message_column, message), *fields, *map(message_column, added))

@@ -21,6 +21,7 @@ from pydanube.spark.local_directories import not_a_directory
 from pydanube.spark.options import ReadOptions
 from pydanube.spark.writing.frame_columns import WRITTEN
 
+from .casts import message_column
 from .definition import Pipeline, Sink, Source, Transform
 from .file_places import Problems, TextInFile
 from .sql_checks import Columns, check_columns, check_condition, parse_condition, parse_query, place_in, tables_of
@@ -91,7 +92,7 @@ def raw_columns(source: Source) -> Columns:
     if source.decoded:
         return None
     try:
-        return ReadOptions.parse(source.options, "stream").columns
+        return tuple(map(message_column, ReadOptions.parse(source.options, "stream").columns))
     except Invalid:
         return None
 

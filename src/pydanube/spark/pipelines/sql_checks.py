@@ -1,4 +1,5 @@
-"""Checks SQL before Spark starts: whether it can be parsed, which tables it names, and whether their columns exist.
+"""Checks SQL before Spark starts: whether it can be parsed, which tables it names, whether their columns exist, and
+whether they can be cast as it says.
 
 The parser is sqlglot's, for Spark's dialect. Columns are checked only where every table of a SELECT has known columns
 and nothing in it makes columns of its own (such as LATERAL VIEW). Whatever this cannot decide is left to Spark: a
@@ -8,7 +9,7 @@ column is refused only if it certainly does not exist.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
 import sqlglot
@@ -18,10 +19,11 @@ from sqlglot.optimizer.scope import Scope, traverse_scope
 
 from pydanube.model.text import did_you_mean
 
+from .casts import Column, kind_of, kind_of_type, refusal
 from .file_places import Place, Problems, TextInFile
 
 Columns = tuple[str, ...] | None
-"""The columns of a table; None: not known before Spark runs."""
+"""The columns of a table, which know their kind if they are a `Column`; None: not known before Spark runs."""
 
 SqlNode: TypeAlias = Any
 """A node of sqlglot's syntax tree; the name of its class differs between releases."""
@@ -145,6 +147,7 @@ def check_condition(check: TextInFile, condition: SqlNode, columns: Columns, pro
         first = column.parts[0].name
         if first.lower() not in known | _MADE_BY_SPARK:
             problems.add(place_in(check, column), _unknown(first, columns))
+    _check_casts(check, condition.find_all(exp.Cast), {"": columns}, problems)
 
 
 def _columns_of_sources(
@@ -185,6 +188,30 @@ def _check_scope(sql: TextInFile, scope: Scope, known: Mapping[str, tuple[str, .
                 problems.add(place_in(sql, column), _unknown(column.parts[1].name, known[parts[0]], parts[0]))
         elif parts[0] not in allowed:
             problems.add(place_in(sql, column), _unknown(column.parts[0].name, everything))
+    casts = (one for one in scope.find_all(exp.Cast) if str(one.this.name).lower() not in arguments)
+    _check_casts(sql, casts, known, problems)
+
+
+def _check_casts(
+    sql: TextInFile, casts: Iterable[SqlNode], known: Mapping[str, tuple[str, ...]], problems: Problems
+) -> None:
+    """Report casts of columns that Spark can never do; `known` has the columns by the alias of their table."""
+    for cast in casts:
+        column = _find_column(cast.this, known)
+        if column is not None and (told := refusal(column, cast.to)):
+            problems.add(place_in(sql, cast.this), told)
+
+
+def _find_column(node: SqlNode, known: Mapping[str, tuple[str, ...]]) -> str | None:
+    """Return the column that a node names; None: it names none, or a field of one, or one of several tables."""
+    if not isinstance(node, exp.Column):
+        return None
+    parts = [part.name.lower() for part in node.parts]
+    tables = [known[parts[0]]] if len(parts) == 2 and parts[0] in known else list(known.values())
+    if len(parts) > 1 and parts[0] not in known:
+        return None
+    found = [one for columns in tables for one in columns if one.lower() == parts[-1]]
+    return found[0] if len(found) == 1 else None
 
 
 def _unknown(name: str, columns: tuple[str, ...], table: str = "") -> str:
@@ -207,5 +234,13 @@ def _result_columns(scope: Scope, known: Mapping[str, tuple[str, ...]] | None) -
         elif not one.alias_or_name:
             return None
         else:
-            found.append(one.alias_or_name)
+            found.append(Column(one.alias_or_name, _kind(one.unalias(), known or {})))
     return tuple(dict.fromkeys(found))
+
+
+def _kind(node: SqlNode, known: Mapping[str, tuple[str, ...]]) -> str:
+    """Return the kind of what a SELECT returns; empty: it is not known."""
+    if isinstance(node, exp.Cast):
+        return kind_of_type(node.to)
+    column = _find_column(node, known)
+    return "" if column is None else kind_of(column)
