@@ -156,7 +156,8 @@ def test_describe_shows_what_an_app_does(monkeypatch: pytest.MonkeyPatch) -> Non
     assert done.returncode == 0
     (serve,) = [line for line in done.stdout.splitlines() if "serve" in line]
     assert serve.split() == ["shop_app.serve", "/shop/orders", "bar", "key-shared", "Order", "Done", "to", "/shop/done"]
-    assert "1h" in done.stdout
+    (clean,) = [line for line in done.stdout.splitlines() if "clean" in line]
+    assert clean.split() == ["shop_app.clean", "/shop/cleaning", "ticks", "failover", "1h"]
 
 
 def test_describe_prints_an_asyncapi_document(monkeypatch: pytest.MonkeyPatch) -> None:

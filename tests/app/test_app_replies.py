@@ -37,8 +37,9 @@ async def test_the_result_is_the_reply_and_an_exception_is_too(client: pydanube.
         with pytest.raises(pydanube.RequestFailed) as raised:
             await inside.request("/shop/quotes", Ask(0), timeout=60)
         assert (raised.value.kind, raised.value.message) == ("ValueError", "count must be 1 or more")
-        with pytest.raises(pydanube.RequestFailed, match="cannot be decoded"):
+        with pytest.raises(pydanube.RequestFailed, match="cannot be decoded") as raised:
             await inside.request("/shop/quotes", b"not a question", timeout=60)
+        assert raised.value.kind == "Invalid"
         assert not (await inside.topics.describe("/shop/quotes")).config.reliable
 
 

@@ -155,6 +155,10 @@ class Member:
         self._last = self._sessions.living.get(self.name, self._last)
         return self._last
 
+    @property
+    def identity(self) -> tuple[str, int]:
+        return self.session.name, self.session.incarnation
+
     def holds(self) -> bool:
         return self.is_held and not self.age_s()
 

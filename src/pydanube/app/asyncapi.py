@@ -14,6 +14,7 @@ from pydanube.model.schemas import SchemaFormat
 
 from .handlers import ValueKind
 from .subscribers import Subscriber
+from .ticks import Tick
 
 if TYPE_CHECKING:
     from .application import App
@@ -61,7 +62,7 @@ def describe(app: App) -> list[HandlerDescription]:
             topics=list(spec.topics),
             subscription=spec.subscription,
             type=spec.type,
-            takes=_words(spec.handler.takes),
+            takes=_words(spec.handler.takes) if spec.schedule is None or spec.handler.takes.type is Tick else "",
             publishes_to="the caller" if spec.replies else spec.publish_to,
             returns="" if spec.handler.returns is None else _words(spec.handler.returns),
             schedule="" if spec.schedule is None else spec.schedule.text,

@@ -62,6 +62,9 @@ class Responder(Subscription):
         answer = b"" if result is None else result if kind is None else kind.encode(result)
         await self._consumer.respond(received, answer)
 
+    async def _undecodable(self, received: Any, error: Exception) -> None:
+        await self._settle(received, error)
+
     async def _settle(self, received: Any, error: Exception) -> None:
         """Answer with the error. The caller decides whether to ask again."""
         reason = str(error) if isinstance(error, Reject) else f"{type(error).__name__}: {error}"

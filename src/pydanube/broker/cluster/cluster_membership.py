@@ -150,6 +150,11 @@ class ClusterMembership:
         return self._session or self._describe()
 
     @property
+    def identity(self) -> tuple[str, int]:
+        session = self.session
+        return session.name, session.incarnation
+
+    @property
     def lease(self) -> int:
         """The lease of the session, for keys that shall end with it; 0 while there is no session."""
         return self._lease if self._revision else 0

@@ -49,6 +49,11 @@ class Membership(Protocol):
         """This broker's own session, the last one if it has none at this moment."""
         ...
 
+    @property
+    def identity(self) -> tuple[str, int]:
+        """The name and the incarnation of the session, for those who ask for every message."""
+        ...
+
     def holds(self) -> bool:
         """Return whether the session surely lives now, by a clock that also counts while the machine sleeps. Whatever
         only an owner may do (answer, deliver, count an ack) is done only if this is true at that moment."""
@@ -134,6 +139,10 @@ class SoleMembership:
     @property
     def session(self) -> BrokerSession:
         return BrokerSession(self._name, 0, self._addresses(), inside=self._inside(), log=self._log, proof=self._proof)
+
+    @property
+    def identity(self) -> tuple[str, int]:
+        return self._name, 0
 
     def holds(self) -> bool:
         return True

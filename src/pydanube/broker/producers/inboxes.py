@@ -58,8 +58,7 @@ class Inboxes:
 
     def open(self, replied: Replied, replies_max: int = 1) -> Inbox:
         """Return a new inbox. The caller closes it, unless its last reply has come."""
-        own = self._cluster.membership.session
-        address = InboxAddress(own.name, own.incarnation, secret_text(TOKEN_BYTES))
+        address = InboxAddress(*self._cluster.membership.identity, secret_text(TOKEN_BYTES))
         inbox = self._open[address.token] = Inbox(address, replies_max, replied)
         return inbox
 
@@ -74,7 +73,7 @@ class Inboxes:
             raise Invalid(f"a reply of {len(payload)} bytes is too large: at most {MESSAGE_BYTES_MAX}")
         if head.failure is not None and len(head.failure) > FAILURE_CHARACTERS_MAX:
             head = ReplyHead(head.failure[:FAILURE_CHARACTERS_MAX], head.kind[:FAILURE_CHARACTERS_MAX], head.attributes)
-        if inbox.broker == self._cluster.membership.session.name:
+        if inbox.broker == self._cluster.membership.identity[0]:
             self._deliver_here(inbox, head, payload)
         else:
             self._send_on(inbox, head, payload)
