@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from pydanube.metadata import Compare, Delete, Put
-from pydanube.metadata.etcd import api
+from pydanube.metadata.etcd import rpc
 from pydanube.metadata.etcd.place import EtcdPlace
 from pydanube.metadata.etcd.store import EtcdStore, StoreRecord
 from pydanube.runtime.clock import SystemClock
@@ -27,26 +27,26 @@ METHODS = {
 
 @pytest.mark.parametrize(("name", "path"), METHODS.items())
 def test_methods_are_called_by_etcds_names(name: str, path: str) -> None:
-    assert getattr(api, name).path == path
+    assert getattr(rpc, name).path == path
 
 
 def test_messages_are_in_a_package_of_our_own() -> None:
-    assert api.TxnRequest.DESCRIPTOR.full_name == "pydanube.etcd.TxnRequest"
+    assert rpc.TxnRequest.DESCRIPTOR.full_name == "pydanube.etcd.TxnRequest"
 
 
 @pytest.mark.parametrize(
     ("message", "encoded"),
     [
-        (api.RangeRequest(key=b"a", range_end=b"b", limit=5, revision=7), "0a016112016218052007"),
-        (api.RangeRequest(key=b"a", serializable=True, keys_only=True, count_only=True), "0a0161380140014801"),
-        (api.CompactionRequest(revision=3), "0803"),
-        (api.LeaseGrantRequest(TTL=10), "080a"),
-        (api.LeaseRevokeRequest(ID=9), "0809"),
-        (api.LeaseKeepAliveRequest(ID=9), "0809"),
-        (api.AuthenticateRequest(name="u", password="p"), "0a0175120170"),
+        (rpc.RangeRequest(key=b"a", range_end=b"b", limit=5, revision=7), "0a016112016218052007"),
+        (rpc.RangeRequest(key=b"a", serializable=True, keys_only=True, count_only=True), "0a0161380140014801"),
+        (rpc.CompactionRequest(revision=3), "0803"),
+        (rpc.LeaseGrantRequest(TTL=10), "080a"),
+        (rpc.LeaseRevokeRequest(ID=9), "0809"),
+        (rpc.LeaseKeepAliveRequest(ID=9), "0809"),
+        (rpc.AuthenticateRequest(name="u", password="p"), "0a0175120170"),
         (
-            api.WatchRequest(
-                create_request=api.WatchCreateRequest(
+            rpc.WatchRequest(
+                create_request=rpc.WatchCreateRequest(
                     key=b"a", range_end=b"b", start_revision=4, progress_notify=True, fragment=True
                 )
             ),

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from etcd_cluster import etcd_cluster, missing_etcd, programs
 
-from pydanube.metadata.etcd.api import TXN
 from pydanube.metadata.etcd.place import EtcdPlace, parse_members
+from pydanube.metadata.etcd.rpc import TXN
 from pydanube.metadata.etcd.store import JOINED_MAX, EtcdStore
 from pydanube.metadata.store import Put, list_all
 from pydanube.model.limits import METADATA_PAGE_BYTES_MAX

@@ -15,10 +15,10 @@ from pydanube.model.errors import Unavailable
 from pydanube.model.settings.sections import LogSettings
 from pydanube.runtime.disk import OsDisk
 from pydanube.storage.wal import DurabilityLevel
-from pydanube.storage.wal.contents import LedgerSpan, WalFile
 from pydanube.storage.wal.engine import WalRecord
 from pydanube.storage.wal.handles import Handles, Released
 from pydanube.storage.wal.inspect import records
+from pydanube.storage.wal.log_contents import LedgerSpan, WalFile
 from pydanube.storage.wal.log_files import index_path, log_path
 from pydanube.storage.wal.recovery import LogRecovery
 from pydanube.storage.wal.sidecar import encode_sidecar, load_rows, load_sidecar, write_sidecar

@@ -12,8 +12,8 @@ from wal_simulation import DIRECTORY, Simulation
 from pydanube.codec.wal import CHECKED, CHECKSUM, HEADER, LogManifest, decode_header
 from pydanube.model.errors import Refused, Unavailable
 from pydanube.runtime.disk import Disk, DiskFile
-from pydanube.storage.wal.contents import WalFile
 from pydanube.storage.wal.engine import Engine, WalRecord
+from pydanube.storage.wal.log_contents import WalFile
 from pydanube.storage.wal.log_files import log_path
 from pydanube.storage.wal.recovery import LogRecovery
 from pydanube.storage.wal.release import releasable_files

@@ -24,9 +24,9 @@ from pydanube.codec.wal import NodeIdentity, RecordKind
 from pydanube.model.errors import Corrupt, DanubeError, Unavailable
 from pydanube.model.settings.sections import LogSettings
 from pydanube.runtime.disk import Disk
-from pydanube.storage.wal.contents import WalFile
 from pydanube.storage.wal.engine import Engine, WalRecord
 from pydanube.storage.wal.handles import Handles
+from pydanube.storage.wal.log_contents import WalFile
 from pydanube.storage.wal.log_files import log_path
 from pydanube.storage.wal.log_reader import LogReader
 from pydanube.storage.wal.mark import read_mark

@@ -5,5 +5,5 @@ store       `EtcdStore`: the interface in terms of etcd's requests; joins reads,
 watching    one watch, which resumes after every loss of a connection
 client      members and their channels: which one is used, deadlines, authentication
 errors      what an error of etcd means for the request that met it
-api         messages and methods, from the descriptor set of etcd.proto
+rpc         messages and methods, from the descriptor set of etcd.proto
 """

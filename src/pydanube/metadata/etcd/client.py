@@ -33,9 +33,9 @@ from pydanube.runtime.descriptor_sets import ServiceMethod
 from pydanube.runtime.telemetry import get_logger
 
 from . import errors
-from .api import AUTHENTICATE, RANGE, TXN, AuthenticateRequest, RangeRequest
 from .errors import Verdict, judge, text_of
 from .place import EtcdPlace, TlsFiles, older_copy
+from .rpc import AUTHENTICATE, RANGE, TXN, AuthenticateRequest, RangeRequest
 
 log = get_logger(__name__)
 

@@ -49,7 +49,7 @@ from pydanube.runtime.randomness import identity
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
-from . import api, errors
+from . import errors, rpc
 from .client import PAUSE_SECONDS, EtcdClient, EtcdStream, MemberFailed, danube_error
 from .errors import text_of
 from .place import EtcdPlace
@@ -138,7 +138,7 @@ class EtcdStore(Closing):
     # -- keys ----------------------------------------------------------------------------------------------------------
 
     async def get(self, key: str) -> KeyValue | None:
-        request = api.RangeRequest(key=self._stored(key_bytes(key)))
+        request = rpc.RangeRequest(key=self._stored(key_bytes(key)))
         try:
             reply = await self._read(request)
         except grpc.aio.AioRpcError as error:
@@ -163,9 +163,9 @@ class EtcdStore(Closing):
         page_bytes = revision = 0
         while True:
             asked = min(limit - len(page), self._keys_asked)
-            request = api.RangeRequest(key=start, range_end=end, limit=asked, revision=revision)
+            request = rpc.RangeRequest(key=start, range_end=end, limit=asked, revision=revision)
             try:
-                reply = await (self._read(request) if not revision else self._ask(api.RANGE, request, reads=True))
+                reply = await (self._read(request) if not revision else self._ask(rpc.RANGE, request, reads=True))
             except grpc.aio.AioRpcError as error:
                 if errors.TOO_LARGE in text_of(error) and asked > 1:
                     self._keys_asked = asked // 2
@@ -193,7 +193,7 @@ class EtcdStore(Closing):
     async def transact(self, compares: Sequence[Compare], writes: Sequence[Put | Delete]) -> TransactionResult:
         """See `MetadataStore.transact`. When cancelled, all of it may happen or nothing."""
         check_transaction(compares, writes)
-        request = api.TxnRequest(
+        request = rpc.TxnRequest(
             compare=[self._compare(one) for one in compares], success=[self._operation(one) for one in writes]
         )
         leases = sorted({write.lease for write in writes if isinstance(write, Put) and write.lease})
@@ -201,7 +201,7 @@ class EtcdStore(Closing):
             if writes and not self._is_created:
                 await self._create_record()
             try:
-                reply = await self._ask(api.TXN, request, reads=not writes)
+                reply = await self._ask(rpc.TXN, request, reads=not writes)
             except grpc.aio.AioRpcError as error:
                 if errors.LEASE_NOT_FOUND in text_of(error):
                     raise _no_lease(*leases) from None
@@ -224,7 +224,7 @@ class EtcdStore(Closing):
         with self._noting_failure(writes=True):
             if not self._is_created:
                 await self._create_record()
-            reply = await self._call(api.LEASE_GRANT, api.LeaseGrantRequest(TTL=-(-ttl_ms // 1000)))
+            reply = await self._call(rpc.LEASE_GRANT, rpc.LeaseGrantRequest(TTL=-(-ttl_ms // 1000)))
         return GrantedLease(reply.ID, reply.TTL * 1000)
 
     async def keep_alive(self, lease: int) -> int:
@@ -235,7 +235,7 @@ class EtcdStore(Closing):
         """See `MetadataStore.revoke`. When cancelled, the lease may have ended or not; if not, it ends after its time
         to live."""
         try:
-            await self._ask(api.LEASE_REVOKE, api.LeaseRevokeRequest(ID=lease))
+            await self._ask(rpc.LEASE_REVOKE, rpc.LeaseRevokeRequest(ID=lease))
         except grpc.aio.AioRpcError as error:
             if errors.LEASE_NOT_FOUND in text_of(error):
                 raise _no_lease(lease) from None
@@ -246,7 +246,7 @@ class EtcdStore(Closing):
     async def compact(self, revision: int) -> None:
         """See `MetadataStore.compact`. This compacts the history of all users of this etcd."""
         try:
-            await self._ask(api.COMPACT, api.CompactionRequest(revision=revision), reads=True)
+            await self._ask(rpc.COMPACT, rpc.CompactionRequest(revision=revision), reads=True)
         except grpc.aio.AioRpcError as error:
             if errors.COMPACTED in text_of(error):
                 return
@@ -255,7 +255,7 @@ class EtcdStore(Closing):
             raise danube_error(self._place, error) from None
 
     async def revision(self) -> int:
-        reply = await self._call(api.RANGE, api.RangeRequest(key=self._place.store_key, count_only=True), reads=True)
+        reply = await self._call(rpc.RANGE, rpc.RangeRequest(key=self._place.store_key, count_only=True), reads=True)
         return int(reply.header.revision)
 
     # -- identity ------------------------------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ class EtcdStore(Closing):
 
     async def _load(self) -> tuple[StoreRecord | None, int]:
         """Return the store's record and the revision at which it was written; (None, 0) if there is none."""
-        reply = await self._call(api.RANGE, api.RangeRequest(key=self._place.store_key), reads=True)
+        reply = await self._call(rpc.RANGE, rpc.RangeRequest(key=self._place.store_key), reads=True)
         if not reply.kvs:
             return None, 0
         try:
@@ -320,17 +320,17 @@ class EtcdStore(Closing):
     async def _find_stranger(self) -> str:
         """Return a key below the prefix that is not the store's record; empty if there is none."""
         start = f"/{self._place.prefix}/".encode()
-        request = api.RangeRequest(key=start, range_end=_after(start), limit=1, keys_only=True)
-        reply = await self._call(api.RANGE, request, reads=True)
+        request = rpc.RangeRequest(key=start, range_end=_after(start), limit=1, keys_only=True)
+        reply = await self._call(rpc.RANGE, request, reads=True)
         found: bytes = reply.kvs[0].key if reply.kvs else self._place.store_key
         return "" if found == self._place.store_key else found.decode(errors="replace")
 
     async def _write_record(self, record: StoreRecord, revision: int) -> bool:
         """Write the store's record; return False if it is not as it was at `revision`."""
         key = self._place.store_key
-        compare = api.CompareMessage(key=key, target=api.CompareMessage.MOD, mod_revision=revision)
-        put = api.RequestOp(request_put=api.PutRequest(key=key, value=msgspec.json.encode(record)))
-        return bool((await self._call(api.TXN, api.TxnRequest(compare=[compare], success=[put]))).succeeded)
+        compare = rpc.CompareMessage(key=key, target=rpc.CompareMessage.MOD, mod_revision=revision)
+        put = rpc.RequestOp(request_put=rpc.PutRequest(key=key, value=msgspec.json.encode(record)))
+        return bool((await self._call(rpc.TXN, rpc.TxnRequest(compare=[compare], success=[put]))).succeeded)
 
     # -- failures ------------------------------------------------------------------------------------------------------
 
@@ -424,23 +424,23 @@ class EtcdStore(Closing):
 
     def _to_event(self, message: Any) -> Event:
         entry = self._to_entry(message.kv)
-        return Event(entry.mod_revision, entry.key, None if message.type == api.EventMessage.DELETE else entry)
+        return Event(entry.mod_revision, entry.key, None if message.type == rpc.EventMessage.DELETE else entry)
 
     def _compare(self, compare: Compare) -> Any:
         key = self._stored(key_bytes(compare.key))
         match compare.kind:
             case CompareKind.VALUE:
-                return api.CompareMessage(key=key, target=api.CompareMessage.VALUE, value=compare.expected)
+                return rpc.CompareMessage(key=key, target=rpc.CompareMessage.VALUE, value=compare.expected)
             case CompareKind.VERSION:
-                return api.CompareMessage(key=key, target=api.CompareMessage.VERSION, version=compare.expected)
+                return rpc.CompareMessage(key=key, target=rpc.CompareMessage.VERSION, version=compare.expected)
             case CompareKind.MOD_REVISION:
-                return api.CompareMessage(key=key, target=api.CompareMessage.MOD, mod_revision=compare.expected)
+                return rpc.CompareMessage(key=key, target=rpc.CompareMessage.MOD, mod_revision=compare.expected)
 
     def _operation(self, write: Put | Delete) -> Any:
         key = self._stored(key_bytes(write.key))
         if isinstance(write, Put):
-            return api.RequestOp(request_put=api.PutRequest(key=key, value=write.value, lease=write.lease))
-        return api.RequestOp(request_delete_range=api.DeleteRangeRequest(key=key))
+            return rpc.RequestOp(request_put=rpc.PutRequest(key=key, value=write.value, lease=write.lease))
+        return rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=key))
 
 
 def _no_lease(*leases: int) -> NotFound:
@@ -494,10 +494,10 @@ class LeaseKeeper:
         stream, self._stream = self._stream, None  # an attempt that is cancelled leaves no stream behind
         try:
             if stream is None:
-                stream = await self._client.open_stream(api.LEASE_KEEP_ALIVE)
+                stream = await self._client.open_stream(rpc.LEASE_KEEP_ALIVE)
             try:
                 async with asyncio.timeout(ANSWER_SECONDS):
-                    await stream.send(api.LeaseKeepAliveRequest(ID=lease))
+                    await stream.send(rpc.LeaseKeepAliveRequest(ID=lease))
                     reply = await stream.receive()
             except TimeoutError:
                 raise stream.fail("no answer to a keep-alive") from None
@@ -539,9 +539,9 @@ class _Reads(Group[_Read]):
             await asyncio.gather(*map(self._send_alone, self.members))
 
     async def _is_read(self) -> bool:
-        request = api.TxnRequest(success=[api.RequestOp(request_range=one.request) for one in self.members])
+        request = rpc.TxnRequest(success=[rpc.RequestOp(request_range=one.request) for one in self.members])
         try:
-            reply = await self._client.call(api.TXN, request, reads=True)
+            reply = await self._client.call(rpc.TXN, request, reads=True)
         except grpc.aio.AioRpcError:
             return False
         except DanubeError as error:
@@ -557,7 +557,7 @@ class _Reads(Group[_Read]):
         if asked.answer.done():
             return
         try:
-            asked.succeed(await self._client.call(api.RANGE, asked.request, reads=True))
+            asked.succeed(await self._client.call(rpc.RANGE, asked.request, reads=True))
         except (grpc.aio.AioRpcError, DanubeError) as error:
             asked.fail(error)
 

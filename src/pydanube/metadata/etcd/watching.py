@@ -21,8 +21,8 @@ from pydanube.runtime.clock import Clock
 from pydanube.runtime.telemetry import get_logger
 
 from . import errors
-from .api import WATCH, WatchCreateRequest, WatchRequest
 from .client import PAUSE_SECONDS, EtcdClient, EtcdStream, MemberFailed
+from .rpc import WATCH, WatchCreateRequest, WatchRequest
 
 log = get_logger(__name__)
 

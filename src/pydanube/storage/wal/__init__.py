@@ -3,7 +3,7 @@
 log_writer              what the broker calls, on the event loop
 committer               the log thread: takes what waits, writes it, syncs once
 engine, engine_guard    writes files; decides which of the two threads may
-contents, sidecar       where each record lies, in memory and in the index of a closed file
+log_contents, sidecar   where each record lies, in memory and in the index of a closed file
 log_reader, handles     reads records back
 recovery, scan, mark    opens a log: which records count, and how far it was synced
 release                 which files are not needed any more
@@ -17,7 +17,7 @@ from __future__ import annotations
 from pydanube.codec.wal import MetadataStamp, NodeIdentity
 
 from .committer import DurabilityLevel
-from .contents import LedgerSummary
+from .log_contents import LedgerSummary
 from .log_writer import LogListener, LogWriter
 from .recovery import RecoveredLog, check_manifest
 

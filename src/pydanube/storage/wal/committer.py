@@ -19,9 +19,9 @@ from pydanube.model.settings.sections import LogSettings
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.telemetry import get_logger
 
-from .contents import WalFile
 from .engine import Engine, WalRecord
 from .engine_guard import EngineGuard
+from .log_contents import WalFile
 from .metrics import LogMetrics
 
 Done: TypeAlias = Callable[[DanubeError | None], None]

@@ -39,7 +39,7 @@ from pydanube.model.limits import ALIGNMENT
 from pydanube.model.settings.sections import LogSettings
 from pydanube.runtime.disk import Disk, DiskFile, write_all
 
-from .contents import DATA, UNIT_SHIFT, LogTable, WalFile
+from .log_contents import DATA, UNIT_SHIFT, LogTable, WalFile
 from .log_files import index_path, log_path, spare_path, write_manifest
 from .mark import DurableMark
 

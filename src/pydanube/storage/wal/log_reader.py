@@ -29,8 +29,8 @@ from pydanube.model.settings.sections import LogSettings
 from pydanube.runtime.cache import Cache
 from pydanube.runtime.disk import Disk, DiskFile
 
-from .contents import DATA, SNAPSHOT, UNIT_SHIFT, LedgerSpan, LogTable, SpanIndex, WalFile
 from .handles import Handles
+from .log_contents import DATA, SNAPSHOT, UNIT_SHIFT, LedgerSpan, LogTable, SpanIndex, WalFile
 from .log_files import index_path, log_path
 from .scan import REMEDY, Scanner
 from .sidecar import load_rows

@@ -41,10 +41,10 @@ from pydanube.runtime.tasks import ignore
 from pydanube.runtime.telemetry import get_logger
 
 from .committer import Committer, Done, DurabilityLevel, Mail, WalAppend
-from .contents import LedgerSummary, WalFile, summarize
 from .engine import Engine, WalRecord
 from .engine_guard import EngineGuard
 from .handles import Handles, Released
+from .log_contents import LedgerSummary, WalFile, summarize
 from .log_files import LOCK
 from .log_reader import LogReader
 from .metrics import LogMetrics

@@ -34,8 +34,8 @@ from pydanube.model.errors import Corrupt, Refused
 from pydanube.model.settings.sections import LogSettings
 from pydanube.runtime.disk import Disk, DiskFile, write_all
 
-from .contents import UNIT_SHIFT, Ledger, LedgerSpan, LedgerSummary, LogTable, SpanIndex, WalFile, summarize
 from .engine import Engine, retire_file
+from .log_contents import UNIT_SHIFT, Ledger, LedgerSpan, LedgerSummary, LogTable, SpanIndex, WalFile, summarize
 from .log_files import DURABLE, generations, index_path, log_path, read_manifest, spare_path, write_manifest
 from .mark import Mark, read_mark
 from .scan import REMEDY, Scanned, Scanner

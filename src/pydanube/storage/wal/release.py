@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .contents import STATE_KINDS, UNIT_SHIFT, Ledger, LedgerSpan, LogTable, WalFile
+from .log_contents import STATE_KINDS, UNIT_SHIFT, Ledger, LedgerSpan, LogTable, WalFile
 
 
 def releasable_files(

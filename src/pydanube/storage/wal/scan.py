@@ -37,7 +37,7 @@ from pydanube.codec.wal import (
 from pydanube.model.errors import Corrupt, Refused
 from pydanube.runtime.disk import DiskFile
 
-from .contents import DATA, UNIT_SHIFT, LedgerSpan, WalFile
+from .log_contents import DATA, UNIT_SHIFT, LedgerSpan, WalFile
 
 REMEDY: Final = "put back a copy of the file, or see docs/log.md, 'Damage'"
 _FILE: Final = int(RecordKind.FILE)

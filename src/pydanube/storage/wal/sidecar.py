@@ -25,7 +25,7 @@ from crc32c import crc32c
 
 from pydanube.runtime.disk import Disk, DiskFile, write_all
 
-from .contents import LedgerSpan, SpanIndex, WalFile
+from .log_contents import LedgerSpan, SpanIndex, WalFile
 from .log_files import index_path
 
 _HEADER: Final = struct.Struct("<4sIqqqIIqIIII")
