@@ -22,6 +22,14 @@ class Event(msgspec.Struct):
     id: int
 
 
+class Placed(msgspec.Struct, tag=True):
+    id: int
+
+
+class Shipped(msgspec.Struct, tag=True):
+    box: str
+
+
 class Model(pydantic.BaseModel):
     id: int
 
@@ -64,7 +72,15 @@ def test_a_handler_of_messages_takes_their_type() -> None:
 
 @pytest.mark.parametrize(
     ("annotation", "expected"),
-    [(Order, Order), (Order | None, Order), (list[Order], Order), (None, None), (bytes, bytes)],
+    [
+        (Order, Order),
+        (Order | None, Order),
+        (list[Order], Order),
+        (None, None),
+        (bytes, bytes),
+        (Placed | Shipped, Placed | Shipped),
+        (Placed | Shipped | None, Placed | Shipped),
+    ],
 )
 def test_what_is_returned_is_the_annotation_of_the_result(annotation: Any, expected: Any) -> None:
     async def handle(value: bytes) -> Any: ...
@@ -72,6 +88,18 @@ def test_what_is_returned_is_the_annotation_of_the_result(annotation: Any, expec
     handle.__annotations__["return"] = annotation
     returns = Handler(handle).returns
     assert (returns and returns.type) == expected
+
+
+def test_alternatives_are_a_schema_of_their_own() -> None:
+    async def handle(event: Placed | Shipped) -> None: ...
+    async def many(events: list[Placed | Shipped]) -> None: ...
+
+    assert kind_of(handle) == (Placed | Shipped, False, "")
+    assert kind_of(many) == (Placed | Shipped, True, "")
+    app = pydanube.App()
+    app.subscriber("/default/events", subscription="s")(handle)
+    messages = app.asyncapi()["components"]["messages"]
+    assert list(messages) == ["PlacedShipped"]
 
 
 async def no_annotation(order) -> None:  # type: ignore[no-untyped-def]

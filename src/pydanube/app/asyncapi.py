@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import typing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -148,14 +149,20 @@ def _message(kind: ValueKind) -> dict[str, Any]:
 
 
 def _message_name(kind: ValueKind) -> str:
-    return re.sub(r"\W", "", kind.type.__name__)
+    return re.sub(r"\W", "", _name(kind.type))
 
 
 def _words(kind: ValueKind) -> str:
     if kind.arrow:
         return f"pyarrow.{kind.arrow}"
-    name: str = kind.type.__name__
+    name = _name(kind.type)
     return f"list[{name}]" if kind.many else name
+
+
+def _name(type_: Any) -> str:
+    """Return the name of a class; of alternatives, all of them: A | B."""
+    names = [one.__name__ if isinstance(one, type) else str(one) for one in typing.get_args(type_) or (type_,)]
+    return " | ".join(names)
 
 
 def _identifier(text: str) -> str:

@@ -227,7 +227,7 @@ class Handler:
         hint = _hints(self.function, self._names).get("return")
         if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
             left = [one for one in typing.get_args(hint) if one is not type(None)]
-            hint = left[0] if len(left) == 1 else hint
+            hint = typing.Union[tuple(left)]  # noqa: UP007
         return None if hint in (None, type(None)) else _kind_or_none(hint)
 
     # -- calling -----------------------------------------------------------------------------------------------------

@@ -583,8 +583,8 @@ class Server:
         try:
             return await self._on_port(listener, act)
         except Refused as error:
-            asked = {f"server.{listener.setting}", f"grpc.{'data' if listener is GRPC else 'admin'}"}
-            if listener not in (GRPC, ADMIN) or asked & set(self._settings.sources):
+            own = {"grpc.data", "grpc.advertised"} if listener is GRPC else {"grpc.admin"}
+            if listener not in (GRPC, ADMIN) or {f"server.{listener.setting}", *own} & set(self._settings.sources):
                 raise
             log.warning("grpc.port_taken", listener=listener.name, reason=error.message)
             return TAKEN
