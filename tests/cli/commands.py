@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 
@@ -48,3 +50,15 @@ def danube(
     """The same with text in and out."""
     done = danube_bytes(*arguments, stdin=stdin.encode(), environment=environment, url=url)
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def answer(done: Ended) -> Any:
+    """Return the JSON that the command printed."""
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def consumed(danube: Callable[..., Ended], *arguments: str) -> list[dict[str, Any]]:
+    done = danube("consume", *arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]

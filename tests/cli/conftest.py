@@ -87,4 +87,14 @@ def danube(served: Serve) -> Danube:
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
     """A topic named after the test."""
-    return "/default/" + re.sub(r"[^a-z0-9_]+", "-", request.node.name.lower())[:120].strip("-")
+    return f"/default/{named_after(request)}"
+
+
+@pytest.fixture
+def subject(request: pytest.FixtureRequest) -> str:
+    """A subject named after the test."""
+    return named_after(request)
+
+
+def named_after(request: pytest.FixtureRequest) -> str:
+    return re.sub(r"[^a-z0-9_]+", "-", request.node.name.lower())[:120].strip("-")

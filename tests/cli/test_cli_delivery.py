@@ -14,21 +14,11 @@ from unittest.mock import ANY
 
 import commands
 import pytest
+from commands import answer, consumed
 
 from pydanube import connect_blocking
 
 pytestmark = pytest.mark.process
-
-
-def answer(done) -> object:
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-def consumed(danube, *arguments: str) -> list[dict]:
-    done = danube("consume", *arguments, "--json")
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def test_a_failure_policy_is_set_at_creation_shown_and_changed_in_part(danube, topic):

@@ -12,16 +12,11 @@ from pathlib import Path
 
 import commands
 import pytest
+from commands import consumed
 
 from pydanube.model.limits import MESSAGE_BYTES_MAX
 
 pytestmark = pytest.mark.process
-
-
-def consumed(danube, *arguments: str) -> list[dict]:
-    done = danube("consume", *arguments, "--json")
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def test_a_text_is_published_and_received(danube, topic):

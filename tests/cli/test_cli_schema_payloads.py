@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 
 import pytest
+from commands import consumed
 
 pytestmark = pytest.mark.process
 
@@ -40,22 +40,10 @@ FORMATS = {
 }
 
 
-@pytest.fixture
-def subject(request: pytest.FixtureRequest) -> str:
-    """A subject named after the test."""
-    return re.sub(r"[^a-z0-9_]+", "-", request.node.name.lower())[:120].strip("-")
-
-
 def registered(danube, subject: str, kind: str, definition: str) -> dict:
     done = danube("schemas", "register", subject, "-", "--format", kind, "--json", stdin=definition)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
-
-
-def consumed(danube, topic: str, *options: str) -> list[dict]:
-    done = danube("consume", topic, "-e", "--json", *options)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -65,14 +53,14 @@ def test_lines_of_json_are_encoded_and_decoded_again(danube, subject, topic, kin
     told = danube("produce", topic, "--schema", subject, "--json", stdin=f"{line}\n\n{line}\n")
     assert told.returncode == 0, told.stderr
     assert json.loads(told.stdout)["schema"] == {"subject": subject, "version": 1}
-    for message in consumed(danube, topic, "--decode"):
+    for message in consumed(danube, topic, "-e", "--decode"):
         assert (message["payload"], message["payload_encoding"], message["subject"]) == (decoded, "json", subject)
         assert (message["schema_id"], message["schema_version"]) == (made["schema_id"], 1)
     printed = danube("consume", topic, "-e", "--decode").stdout.splitlines()
     assert [json.loads(one) for one in printed] == [decoded, decoded]
     formatted = danube("consume", topic, "-e", "--decode", "-f", r"%o=%s\n").stdout.splitlines()
     assert formatted == [f"{offset}={text}" for offset, text in enumerate(printed)]
-    plain = consumed(danube, topic)[0]
+    plain = consumed(danube, topic, "-e")[0]
     assert plain["payload_encoding"] != "json"
     assert "subject" not in plain
 
@@ -97,7 +85,7 @@ def test_decoded_messages_are_published_again_with_the_schema(danube, subject, t
     assert "--schema" in without.stderr
     copied = danube("produce", f"{topic}-copy", "--json-lines", "--schema", subject, stdin=f"\n{told}")
     assert copied.returncode == 0, copied.stderr
-    first, second = consumed(danube, topic)[0], consumed(danube, f"{topic}-copy")[0]
+    first, second = consumed(danube, topic, "-e")[0], consumed(danube, f"{topic}-copy")[0]
     names = ("payload", "payload_encoding", "key", "attributes", "schema_id", "schema_version", "publish_time")
     assert [first[name] for name in names] == [second[name] for name in names]
 
@@ -111,7 +99,7 @@ def test_payloads_are_decoded_with_the_version_they_were_written_with(danube, su
     assert registered(danube, subject, "avro", second)["version"] == 2
     danube("produce", topic, "--schema", subject, "-m", AVRO_LINE)
     danube("produce", topic, "--schema", f"{subject}:1", "-m", AVRO_LINE)
-    read = consumed(danube, topic, "--decode")
+    read = consumed(danube, topic, "-e", "--decode")
     assert [(one["schema_version"], one["payload"].get("size")) for one in read] == [(1, None), (2, 3), (1, None)]
 
 
@@ -119,7 +107,7 @@ def test_messages_without_a_schema_stay_as_they_are(danube, subject, topic):
     danube("produce", topic, "-m", "plain text")
     registered(danube, subject, "json", JSON)
     danube("produce", topic, "--schema", subject, "-m", '{"id": 1}')
-    first, second = consumed(danube, topic, "--decode")
+    first, second = consumed(danube, topic, "-e", "--decode")
     assert (first["payload"], first["payload_encoding"], first["subject"]) == ("plain text", "utf-8", None)
     assert second["payload"] == {"id": 1}
 
@@ -129,14 +117,14 @@ def test_text_of_a_schema_is_published_and_printed_as_it_is(danube, subject, top
     told = danube("produce", topic, "--schema", subject, stdin="hello\n\nworld\n")
     assert told.returncode == 0, told.stderr
     assert danube("consume", topic, "-e", "--decode").stdout == "hello\n\nworld\n"
-    assert [one["payload_encoding"] for one in consumed(danube, topic, "--decode")] == ["utf-8"] * 3
+    assert [one["payload_encoding"] for one in consumed(danube, topic, "-e", "--decode")] == ["utf-8"] * 3
 
 
 def test_a_payload_that_does_not_fit_its_schema_is_reported_and_printed_as_it_is(danube, subject, topic):
     registered(danube, subject, "json", JSON)
     danube("produce", topic, "--schema", subject, "-m", '{"id": 1}')
     danube("schemas", "bind", topic, subject, "--policy", "none")
-    (message,) = consumed(danube, topic)
+    (message,) = consumed(danube, topic, "-e")
     line = json.dumps(message | {"payload": "{}"})
     assert message["schema_id"] > 0
     danube("topics", "create", f"{topic}-2")
@@ -158,7 +146,7 @@ def test_a_tombstone_has_a_key_and_no_payload(danube, subject, topic):
     told = danube("produce", topic, "--schema", subject, "-K", "|", stdin=lines)
     assert told.returncode == 0, told.stderr
     assert danube("produce", topic, "--schema", subject, "-k", "b", "-m", "").returncode == 0
-    read = consumed(danube, topic, "--decode")
+    read = consumed(danube, topic, "-e", "--decode")
     assert [(one["key"], one["payload"]) for one in read] == [("a", AVRO_DECODED), ("a", ""), ("b", "")]
     danube("schemas", "bind", topic, subject)
     refused = danube("produce", topic, "--schema", subject, "-k", "b", "-m", "")
@@ -169,10 +157,10 @@ def test_a_tombstone_has_a_key_and_no_payload(danube, subject, topic):
 def test_an_empty_protobuf_message_is_no_tombstone_where_there_are_none(danube, subject, topic):
     registered(danube, subject, "protobuf", PROTO)
     assert danube("produce", topic, "--schema", subject, "-k", "a", stdin="{}\n").returncode == 0
-    [record] = consumed(danube, topic, "--decode")
+    [record] = consumed(danube, topic, "-e", "--decode")
     assert (record["payload"], record["payload_encoding"]) == ({}, "json")
     danube("schemas", "bind", topic, subject, "--tombstones")
-    assert consumed(danube, topic, "--decode")[0]["payload"] == ""
+    assert consumed(danube, topic, "-e", "--decode")[0]["payload"] == ""
 
 
 @pytest.mark.parametrize("kind", ["avro", "protobuf"])
@@ -187,7 +175,7 @@ def test_payloads_of_a_framed_topic_have_the_prefix_of_confluent(danube, subject
     payload = json.loads(raw)["payload"]
     data = base64.b64decode(payload) if json.loads(raw)["payload_encoding"] == "base64" else payload.encode()
     assert data[:5] == b"\0" + made["global_id"].to_bytes(4)
-    (message,) = consumed(danube, topic, "--decode")
+    (message,) = consumed(danube, topic, "-e", "--decode")
     assert (message["payload"], message["subject"]) == (decoded, subject)
 
 

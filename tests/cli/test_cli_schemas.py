@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from commands import answer
 
 pytestmark = pytest.mark.process
 
@@ -22,17 +23,6 @@ def order(**fields: object) -> str:
     """Return the definition of an order with these fields instead of, or after, its own: NAME=TYPE."""
     kept = [one for one in ORDER["fields"] if one["name"] not in fields]
     return json.dumps(ORDER | {"fields": [*kept, *({"name": name, "type": one} for name, one in fields.items())]})
-
-
-@pytest.fixture
-def subject(request: pytest.FixtureRequest) -> str:
-    """A subject named after the test."""
-    return re.sub(r"[^a-z0-9_]+", "-", request.node.name.lower())[:120].strip("-")
-
-
-def answer(done) -> object:
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 def registered(danube, subject: str, definition: str, *options: str) -> dict:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 
 import pytest
+from commands import answer
 
 pytestmark = pytest.mark.process
 
@@ -29,11 +30,6 @@ def test_deleting_what_does_not_exist_does_not_advise_to_create_it(danube, words
     assert "does not exist" in refused.stderr
     assert "create" not in refused.stderr
     assert " list` shows those that do" in refused.stderr
-
-
-def answer(done) -> object:
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 def test_a_topic_grows_and_never_shrinks(danube, topic):

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import urllib.request
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
-import commanded_store
 from cluster_world import ClusterBroker, ClusterWorld
 from commanded_store import StoreCommands
+from entry_points import installed
 
 ACKED = "danube_publish_messages_total"
 
 
 class CommandedCluster:
     def __init__(self, directory: Path, environment: Mapping[str, str]) -> None:
-        commanded_store.install(directory / "site")
-        paths = [str(directory / "site"), str(Path(commanded_store.__file__).parent), os.environ.get("PYTHONPATH", "")]
         self.world = ClusterWorld(
             directory,
             storage_url=f"commanded://{directory / 'objects'}",
-            environment={"PYTHONPATH": os.pathsep.join(path for path in paths if path), **environment},
+            environment={"PYTHONPATH": installed(directory / "site", "commanded", "commanded_store"), **environment},
             members=1,
         )
         self._stores: dict[str, StoreCommands] = {}

@@ -6,15 +6,14 @@ message that a query could not find would end it. The seed is printed; DANUBE_SE
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import killing_stages
 import pytest
 from cluster_world import ClusterBroker, ClusterWorld, blocking_world
+from entry_points import installed
 from etcd_cluster import missing_etcd
 from killing_stages import AT, DEATH
 from spark_killing import SINK, SOURCE, Driver, Scene, chosen_seed, until
@@ -165,10 +164,7 @@ STEPS = [
 @pytest.fixture
 def killing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ClusterWorld, Path]]:
     """A cluster whose object store kills the broker that gets to the step in the file, and that file."""
-    killing_stages.install(tmp_path / "site")
-    here = Path(killing_stages.__file__).parent
-    paths = [str(tmp_path / "site"), str(here), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in paths if path))
+    monkeypatch.setenv("PYTHONPATH", installed(tmp_path / "site", "killing", "killing_stages"))
     environment = {"KILLING_FILE": str(tmp_path / "kill")}
     store = f"killing://{tmp_path / 'objects'}"
     with blocking_world(tmp_path / "cluster", storage_url=store, environment=environment, members=1) as world:

@@ -27,16 +27,7 @@ from pydanube.runtime.objects import Buffer, ObjectInfo
 from pydanube.runtime.objects.local import LocalStore
 from pydanube.runtime.objects.tree import Tree
 
-DIST_INFO = "commanded_store-1.0.dist-info"
 POLL_S = 0.005
-
-
-def install(directory: Path) -> None:
-    """Make the store known to processes that have this directory, and ours, in their PYTHONPATH."""
-    info = directory / DIST_INFO
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: commanded-store\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[pydanube.object_stores]\ncommanded = commanded_store:open_commanded\n")
 
 
 class StoreCommands:

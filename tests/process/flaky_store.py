@@ -16,16 +16,6 @@ from pydanube.model.errors import Unavailable
 from pydanube.runtime.objects import Buffer, ObjectInfo
 from pydanube.runtime.objects.local import LocalStore
 
-DIST_INFO = "flaky_store-1.0.dist-info"
-
-
-def install(directory: Path) -> None:
-    """Make the store known to processes that have this directory, and ours, in their PYTHONPATH."""
-    info = directory / DIST_INFO
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: flaky-store\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[pydanube.object_stores]\nflaky = flaky_store:open_flaky\n")
-
 
 class FlakyStore(LocalStore):
     chance: random.Random

@@ -33,15 +33,6 @@ from pydanube.runtime.objects.local import LocalStore
 Transact = Callable[[Any, Sequence[Compare], Sequence[Put | Delete]], Awaitable[TransactionResult]]
 DEATH = ", killed"
 AT = "at "
-DIST_INFO = "killing_stages-1.0.dist-info"
-
-
-def install(directory: Path) -> None:
-    """Make the store known to processes that have this directory, and ours, in their PYTHONPATH."""
-    info = directory / DIST_INFO
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: killing-stages\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[pydanube.object_stores]\nkilling = killing_stages:open_killing\n")
 
 
 class Steps:

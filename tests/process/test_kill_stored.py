@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import flaky_store
 import pytest
 from brokers import BrokerProcess
+from entry_points import installed
 from object_servers import S3_BUCKET, missing_weed, s3_server, s3_settings
 
 import pydanube
@@ -181,10 +181,8 @@ async def test_killing_the_broker_and_spoiling_its_log_loses_and_repeats_nothing
 
 
 def on_a_flaky_store(directory: Path) -> dict[str, str]:
-    flaky_store.install(directory / "site")
-    paths = [str(directory / "site"), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     return {
-        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+        "PYTHONPATH": installed(directory / "site", "flaky", "flaky_store"),
         "DANUBE_STORAGE_URL": f"flaky://{directory / 'objects'}",
     }
 

@@ -5,9 +5,9 @@ import os
 import random
 from pathlib import Path
 
-import killing_stages
 import pytest
 from brokers import BrokerProcess
+from entry_points import installed
 from killing_stages import DEATH
 
 import pydanube
@@ -30,9 +30,7 @@ LAST_STEP = "after the delete of decisions"
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The data directory of brokers whose store kills them."""
-    killing_stages.install(tmp_path / "site")
-    paths = [str(tmp_path / "site"), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in paths if path))
+    monkeypatch.setenv("PYTHONPATH", installed(tmp_path / "site", "killing", "killing_stages"))
     monkeypatch.setenv("DANUBE_STORAGE_URL", f"killing://{tmp_path / 'objects'}")
     monkeypatch.setenv("KILLING_FILE", str(tmp_path / "kill"))
     return tmp_path / "data"

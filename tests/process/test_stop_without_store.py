@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from pathlib import Path
 
-import commanded_store
 import pytest
 from brokers import BrokerProcess
 from commanded_store import StoreCommands
+from entry_points import installed
 
 import pydanube
 from pydanube.model.errors import Unavailable
@@ -23,11 +22,9 @@ STOPPING_S = 60.0
 
 
 async def test_it_ends_in_time_and_keeps_what_it_has_acked(tmp_path: Path) -> None:
-    commanded_store.install(tmp_path / "site")
-    paths = [str(tmp_path / "site"), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     commands = StoreCommands(tmp_path / "commands")
     environment = {
-        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+        "PYTHONPATH": installed(tmp_path / "site", "commanded", "commanded_store"),
         "DANUBE_STORAGE_URL": f"commanded://{tmp_path / 'objects'}",
         "STORE_COMMANDS": str(tmp_path / "commands"),
     }

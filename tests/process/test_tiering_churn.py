@@ -6,9 +6,9 @@ import random
 from collections import Counter
 from pathlib import Path
 
-import flaky_store
 import pytest
 from brokers import BrokerProcess
+from entry_points import installed
 
 import pydanube
 from pydanube.model.errors import DanubeError, Unavailable
@@ -31,9 +31,7 @@ SETTINGS = {
 def seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     seed = int(os.environ.get("CHURN_SEED", random.randrange(2**32)))
     print(f"CHURN_SEED={seed}")
-    flaky_store.install(tmp_path / "site")
-    paths = [str(tmp_path / "site"), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in paths if path))
+    monkeypatch.setenv("PYTHONPATH", installed(tmp_path / "site", "flaky", "flaky_store"))
     monkeypatch.setenv("DANUBE_STORAGE_URL", f"flaky://{tmp_path / 'objects'}")
     monkeypatch.setenv("FLAKY_SEED", str(seed))
     for name, value in SETTINGS.items():

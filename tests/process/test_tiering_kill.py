@@ -1,14 +1,13 @@
 """kill -9 at every step of an upload: nothing acked is lost, offsets are dense, nothing comes twice, orphans go."""
 
 import asyncio
-import os
 import random
 from collections import Counter
 from pathlib import Path
 
-import killing_store
 import pytest
 from brokers import BrokerProcess
+from entry_points import installed
 
 import pydanube
 from pydanube.metadata.embedded import EmbeddedStore
@@ -33,9 +32,7 @@ STEPS = ["before 1", "during 1 0", "during 1 2", "after 1", "later 1 0", "later 
 @pytest.fixture
 def tiered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The data directory of brokers that upload soon, to a store that kills them."""
-    killing_store.install(tmp_path / "site")
-    paths = [str(tmp_path / "site"), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in paths if path))
+    monkeypatch.setenv("PYTHONPATH", installed(tmp_path / "site", "killing", "killing_store"))
     monkeypatch.setenv("DANUBE_STORAGE_URL", f"killing://{tmp_path / 'objects'}")
     for name, value in SETTINGS.items():
         monkeypatch.setenv(f"DANUBE_{name}", value)
