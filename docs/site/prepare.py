@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-from pydanube.cli.app import cli
 
 import pydanube
+from pydanube.cli.root import cli
 from pydanube.gateway.grpc.errors import STATUS as GRPC_STATUS
 from pydanube.gateway.http.api.openapi import document
 from pydanube.gateway.http.api.table import OPERATIONS
