@@ -36,7 +36,7 @@ app = pydanube.App(drain_seconds=20)
     prefetch=20,
     publish_to="/shop/done",
 )
-async def serve(order: Order) -> Done:
+async def serve(order: Order, client: pydanube.Client) -> Done:
     """Serve a drink.
 
     Orders of one table are served in order.
@@ -45,6 +45,11 @@ async def serve(order: Order) -> Done:
         os.kill(os.getpid(), signal.SIGKILL)
     if order.drink == "slow":
         await asyncio.sleep(0.3)  # work that a drain waits for
+    if order.drink == "long":  # until the test says so
+        async with client.consumer("/shop/go-on", subscription="bar", create_topic=True) as go_on:
+            async with client.producer("/shop/begun") as begun:
+                await begun.send(b"")
+            await go_on.receive(timeout=120)
     return Done(order.id, os.getpid())
 
 

@@ -42,6 +42,7 @@ async def service(url: str, *arguments: str, where: Path = HERE, stderr: int = P
         cwd=where,
         stdout=PIPE,
         stderr=stderr,
+        start_new_session=True,
     )
     try:
         yield process
@@ -130,6 +131,27 @@ async def test_a_worker_that_is_killed_is_started_again_and_loses_nothing(client
         process.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(process.wait(), SECONDS_MAX) == 0
     assert {done.id for done in found} >= set(range(30))
+
+
+@pytest.mark.process
+async def test_ctrl_c_in_a_terminal_lets_the_workers_finish_what_they_have_begun(client: pydanube.Client) -> None:
+    async with service(client.url, "shop_app:app", "--workers", "2") as process:
+        for _ in range(2):
+            assert (await line_of(process)).startswith("danube app ready")
+        async with client.consumer("/shop/begun", subscription="look", create_topic=True) as begun:
+            await orders(client, Order(1, "long"))
+            await begun.receive(timeout=SECONDS_MAX)
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: each process of the group gets one
+            assert process.stderr is not None
+            async with asyncio.timeout(SECONDS_MAX):
+                while b"app.draining" not in (line := await process.stderr.readline()):
+                    assert line, "it has ended"
+            async with client.producer("/shop/go-on") as producer:
+                await producer.send(b"")
+        async with asyncio.timeout(SECONDS_MAX):
+            assert b"stopped at once" not in await process.stderr.read(), "a worker was given two signals"
+            assert await process.wait() == 0
+    assert [done.id for done in await served(client, 1)] == [1]
 
 
 async def _place_of(client: pydanube.Client, order: Order) -> int:

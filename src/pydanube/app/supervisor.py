@@ -47,7 +47,9 @@ class _Worker:
 
     def start(self) -> None:
         self._started_at = self._clock.monotonic()
-        self.process = subprocess.Popen(self._command)  # noqa: S603  ourselves, with the arguments of the user
+        # A group of its own: Ctrl-C in a terminal reaches all of a group, and a worker would take the SIGTERM that
+        # follows for the second signal, which cancels what runs.
+        self.process = subprocess.Popen(self._command, process_group=0)  # noqa: S603  ourselves, with what the user gave
 
     def look(self) -> int | None:
         """Start the process again if it died and its wait is over. Returns its exit code when it has just ended."""
