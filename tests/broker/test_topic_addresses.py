@@ -22,6 +22,7 @@ from pydanube.metadata.store import Put
 from pydanube.model.errors import AlreadyExists, Denied, Invalid, NotFound, Refused
 from pydanube.model.names import TopicAddress, TopicName
 from pydanube.model.security import Binding, BoundSubject, ResourcePattern
+from pydanube.operations.brokers import ClusterInfo
 from pydanube.version import __version__
 from waiting import until
 
@@ -128,7 +129,7 @@ async def test_a_broker_alone_is_a_cluster_of_one(broker):
     assert (about.cluster, about.coordinator, about.topics, about.unplaced) == ("cluster", "node", 2, 0)
     assert (only.name, only.state, only.version, only.partitions) == ("node", "ok", __version__, 4)
     assert only.since == broker.describe(ANONYMOUS).started_at
-    assert broker.cluster.brokers(ANONYMOUS) == [broker.describe(ANONYMOUS)]
+    assert ClusterInfo(broker.cluster.describe(ANONYMOUS)).living.brokers == [broker.describe(ANONYMOUS)]
 
 
 async def test_who_may_not_describe_brokers_is_refused(tmp_path: Path):
@@ -153,7 +154,7 @@ async def test_every_broker_shows_all_brokers_and_what_waits_for_those_that_are_
         assert [one[:4] for one in shown] == [("a", "ok", "east", 1), ("b", "ok", "west", 2), ("c", "away", "", 0)]
         assert (about.brokers[2].partitions, about.brokers[2].since) == (1, 1_790_000_000_000_000)
         assert [one.addresses.native for one in about.brokers] == ["a.test:6650", "b.test:6650", ""]
-        assert [one.node for one in node.broker.cluster.brokers(ANONYMOUS)] == ["a", "b"]
+        assert [one.node for one in ClusterInfo(node.broker.cluster.describe(ANONYMOUS)).living.brokers] == ["a", "b"]
 
 
 async def test_partitions_without_a_broker_are_counted(cluster):

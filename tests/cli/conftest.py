@@ -57,6 +57,19 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
         serve.end()
 
 
+@pytest.fixture(scope="module")
+def secured_serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Serve, str]]:
+    """A broker with authentication, and the key of its super user."""
+    directory = tmp_path_factory.mktemp("secured") / "data"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("DANUBE_AUTH_ENABLED", "true")
+        serve = Serve(directory)
+    try:
+        yield serve, (directory / "admin-key").read_text().strip()
+    finally:
+        serve.end()
+
+
 @pytest.fixture
 def serve() -> Iterator[Callable[..., Serve]]:
     """Start brokers of the test's own; none outlives it."""

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import os
 import urllib.request
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 from commands import danube
 
-from conftest import Serve
 from pydanube import BlockingClient, connect_blocking
 from pydanube.model.json_values import as_json
 
@@ -76,12 +74,12 @@ LEFT_OUT = ("messages_per_s", "bytes_per_s", "acks_per_s", "since", "backlog_s",
 
 
 class Broker:
-    """A broker with authentication that has one of everything, and its super user."""
+    """A broker that has one of everything, and its super user."""
 
-    def __init__(self, directory: Path) -> None:
-        self.serve = Serve(directory)
-        self.token = (directory / "admin-key").read_text().strip()
-        self.http = self.serve.ready_line.strip().rpartition("http=")[2]
+    def __init__(self, serve: Any, token: str) -> None:
+        self.serve = serve
+        self.token = token
+        self.http = serve.ready_line.strip().rpartition("http=")[2]
 
     def run(self, command: str) -> str:
         environment = {**os.environ, "DANUBE_TOKEN": self.token}
@@ -101,27 +99,22 @@ class Broker:
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("DANUBE_AUTH_ENABLED", "true")
-        made = Broker(tmp_path_factory.mktemp("json") / "data")
-    try:
-        for line in (
-            "auth bindings create group:etl /shop/orders-* --role producer --id b-etl",
-            "auth keys create service_account:loader --expires 90d",
-            "auth quotas set user:alice --requests-per-s 100",
-            f"topics create {TOPIC} --partitions 2",
-            f"subscriptions create {TOPIC} billing --from earliest",
-            "schemas register orders --format string",
-            f"schemas bind {TOPIC} orders --policy none",
-            f"topics policies {TOPIC} --set ttl_s=1h",
-            f"produce {TOPIC} -m hello --partition 0",
-            f"storage upload {TOPIC}",
-        ):
-            made.run(line)
-        yield made
-    finally:
-        made.serve.end()
+def broker(secured_serve: tuple[Any, str]) -> Broker:
+    made = Broker(*secured_serve)
+    for line in (
+        "auth bindings create group:etl /shop/orders-* --role producer --id b-etl",
+        "auth keys create service_account:loader --expires 90d",
+        "auth quotas set user:alice --requests-per-s 100",
+        f"topics create {TOPIC} --partitions 2",
+        f"subscriptions create {TOPIC} billing --from earliest",
+        "schemas register orders --format string",
+        f"schemas bind {TOPIC} orders --policy none",
+        f"topics policies {TOPIC} --set ttl_s=1h",
+        f"produce {TOPIC} -m hello --partition 0",
+        f"storage upload {TOPIC}",
+    ):
+        made.run(line)
+    return made
 
 
 def steady(value: Any) -> Any:

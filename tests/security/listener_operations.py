@@ -115,8 +115,9 @@ DECLARED: Final[tuple[Sent, ...]] = (
     Sent(CLUSTER, access.SetQuota(subject=QUOTA, changes={"requests_per_s": 10**8})),
     Sent(CLUSTER, access.DeleteQuota(subject=QUOTA)),
     Sent(ANYONE, access.WhoAmI()),
-    asked(brokers.DescribeBroker()),
-    asked(brokers.DescribeCluster()),
+    asked(brokers.DescribeBroker(broker="node")),
+    asked(brokers.DescribeCluster(), "describeCluster"),
+    asked(brokers.DescribeCluster(), "listBrokers"),
     asked(brokers.DescribeUpgrade()),
     asked(brokers.FinishUpgrade()),
     Sent(ANYONE, brokers.ListLeftovers()),
@@ -238,8 +239,6 @@ def in_rest(sent: Sent) -> tuple[str, Sent]:
 
 REST: Final[dict[str, Sent]] = {
     **dict(in_rest(one) for one in DECLARED if rests_of(type(one.request))),
-    "listBrokers": Sent(SEE_CLUSTER, None),
-    "describeBroker": Sent(SEE_CLUSTER, None),
     "getHealth": Sent(ANYONE, None),
     "getSubscriptionStatistics": Sent(SEE_SUBSCRIPTION, None),
     "getFailurePolicy": Sent(SEE_SUBSCRIPTION, None),

@@ -164,7 +164,6 @@ FACADE: Final[dict[str, Row]] = {
     "addresses.check_exists": Row(DESCRIBE, lambda w, p: w.broker.addresses.check_exists(p, ADDRESS)),
     "addresses.ensure": Row(PRODUCE, lambda w, p: w.broker.addresses.ensure(p, ADDRESS, True)),
     "addresses.names": Row(DESCRIBE, lambda w, p: w.broker.addresses.names(p, ADDRESS)),
-    "cluster.brokers": Row(SEE_CLUSTER, lambda w, p: w.broker.cluster.brokers(p)),
     "cluster.describe": Row(SEE_CLUSTER, lambda w, p: w.broker.cluster.describe(p)),
     "statistics.topic": Row(DESCRIBE, lambda w, p: w.broker.statistics.topic(p, TOPIC)),
     "statistics.all": Row(ANYONE, lambda w, p: _all(w.broker.statistics.all(p))),

@@ -15,7 +15,7 @@ from pydanube.broker.topics.listing import cut_page
 from pydanube.codec.native.requests import ANSWER_BYTES_KEPT, fitting
 from pydanube.core.access import Principal
 from pydanube.core.identity import NOBODY, Identity
-from pydanube.model.errors import Invalid
+from pydanube.model.errors import Invalid, NotFound
 from pydanube.model.limits import CONTROL_BYTES_MAX
 from pydanube.model.names import parse_namespace
 from pydanube.model.paging import PAGE_MAX, TOPIC_NUMBERS, NamePage, PageQuery, TopicPage, page_of_names
@@ -90,6 +90,16 @@ def _list_keys(broker: Broker, caller: Caller, asked: access.ListApiKeys) -> Out
 
 
 # -- brokers -----------------------------------------------------------------------------------------------------------
+
+
+def _describe_broker(broker: Broker, caller: Caller, asked: brokers.DescribeBroker) -> Outcome:
+    if not asked.broker:
+        return broker.describe(caller.principal)
+    living = brokers.ClusterInfo(broker.cluster.describe(caller.principal)).living.brokers
+    for one in living:
+        if one.node == asked.broker:
+            return one
+    raise NotFound(f"there is no living broker {asked.broker}: there is {', '.join(one.node for one in living)}")
 
 
 async def _finish_upgrade(broker: Broker, caller: Caller, _asked: brokers.FinishUpgrade) -> Outcome:
@@ -368,7 +378,7 @@ HANDLERS: Final[Mapping[type[Operation[Any]], Handler]] = dict(
             lambda b, c, asked: b.quotas.set(c.principal, asked.subject, asked.changes, asked.expected),
         ),
         _by(access.DeleteQuota, lambda b, c, asked: b.quotas.delete(c.principal, asked.subject, asked.expected)),
-        _by(brokers.DescribeBroker, lambda b, c, _: b.describe(c.principal)),
+        _by(brokers.DescribeBroker, _describe_broker),
         _by(brokers.DescribeCluster, lambda b, c, _: brokers.ClusterInfo(b.cluster.describe(c.principal))),
         _by(brokers.DescribeUpgrade, lambda b, c, _: brokers.UpgradeInfo(b.upgrade.describe(c.principal))),
         _by(brokers.FinishUpgrade, _finish_upgrade),

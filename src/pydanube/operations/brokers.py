@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from pydanube.model.addresses import BrokerAddresses
-from pydanube.model.cluster import BrokerLevel, BrokerStatus, ClusterDescription, UpgradeDescription
+from pydanube.model.cluster import AWAY, BrokerLevel, BrokerStatus, ClusterDescription, UpgradeDescription
 from pydanube.model.leftovers import Leftover
 from pydanube.model.limits import NAME_CHARACTERS_MAX
 from pydanube.model.security import Action
@@ -21,10 +21,29 @@ _rest = partial(Rest, tag="brokers")
 _LEVELS: Final = [BrokerLevel("broker-1", 2, "0.3.0"), BrokerLevel("broker-2", 2, "0.3.0")]
 
 
+class Brokers(msgspec.Struct):
+    """The living brokers of the cluster."""
+
+    brokers: list[BrokerDescription]
+
+
 class ClusterInfo(msgspec.Struct):
     """What DescribeCluster answers."""
 
     cluster: ClusterDescription
+
+    @property
+    def living(self) -> Brokers:
+        about = self.cluster
+        return Brokers(
+            [
+                BrokerDescription(
+                    one.version, one.name, about.cluster, one.state, about.topics, one.since, addresses=one.addresses
+                )
+                for one in about.brokers
+                if one.state != AWAY
+            ]
+        )
 
 
 class UpgradeInfo(msgspec.Struct):
@@ -39,11 +58,29 @@ class LeftoversListed(msgspec.Struct):
     leftovers: list[Leftover]
 
 
+_CLUSTER: Final = ClusterInfo(
+    ClusterDescription(
+        "6f1c",
+        "broker-1",
+        12,
+        [
+            BrokerStatus("broker-1", "ok", 7, 1_790_000_000_000_000, BrokerAddresses("10.0.0.7:7080"), partitions=9),
+            BrokerStatus("broker-2", "away", since=1_790_000_300_000_000, partitions=8),
+        ],
+    )
+)
+
+
 class DescribeBroker(Operation[BrokerDescription], tag="broker.describe"):
-    """Describe the broker that is asked."""
+    """Describe a living broker, by default the one that is asked."""
 
     needs = on_cluster(Action.DESCRIBE)
-    rest = "REST describes every living broker: listBrokers and describeBroker"
+    rest = _rest(
+        "GET",
+        "/brokers/{broker}",
+        answer=BrokerDescription("0.1.0", "broker-1", "6f1c", "ok", 12, 1_790_000_000_000_000),
+    )
+    broker: str = ""
 
 
 class DescribeCluster(Operation[ClusterInfo], tag="cluster.describe"):
@@ -54,22 +91,16 @@ class DescribeCluster(Operation[ClusterInfo], tag="cluster.describe"):
     """
 
     needs = on_cluster(Action.DESCRIBE)
-    rest = _rest(
-        "GET",
-        "/cluster",
-        shows="cluster",
-        answer=ClusterInfo(
-            ClusterDescription(
-                "6f1c",
-                "broker-1",
-                12,
-                [
-                    BrokerStatus(
-                        "broker-1", "ok", 7, 1_790_000_000_000_000, BrokerAddresses("10.0.0.7:7080"), partitions=9
-                    ),
-                    BrokerStatus("broker-2", "away", since=1_790_000_300_000_000, partitions=8),
-                ],
-            )
+    rest = (
+        _rest("GET", "/cluster", shows="cluster", answer=_CLUSTER),
+        _rest(
+            "GET",
+            "/brokers",
+            name="listBrokers",
+            summary="List the living brokers",
+            description="As `describeBroker` describes each.",
+            shows="living",
+            answer=_CLUSTER,
         ),
     )
 

@@ -15,7 +15,6 @@ from pydanube.metadata.packing import pack
 from pydanube.metadata.store import Put
 from pydanube.model.cluster import AWAY, BrokerSession, BrokerStatus, ClusterDescription
 from pydanube.model.errors import DanubeError
-from pydanube.model.topics import BrokerDescription
 from pydanube.runtime.telemetry import get_logger
 from pydanube.version import __version__
 
@@ -89,17 +88,6 @@ class ClusterStatus:
             brokers=sorted([*living, *away], key=lambda one: one.name),
             unplaced=unplaced,
         )
-
-    def brokers(self, principal: Principal) -> list[BrokerDescription]:
-        """Return the living brokers, by name."""
-        about = self.describe(principal)
-        return [
-            BrokerDescription(
-                one.version, one.name, about.cluster, one.state, about.topics, one.since, addresses=one.addresses
-            )
-            for one in about.brokers
-            if one.state != AWAY
-        ]
 
     def _status(self, session: BrokerSession) -> BrokerStatus:
         is_self = session.name == self._membership.session.name
