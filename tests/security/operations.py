@@ -289,6 +289,7 @@ UNCHECKED: Final[dict[str, str]] = {
     "unread.call_when_free": "counts the memory of a client that was let in",
     "unread.fits": "counts the memory of a client that was let in",
     "unread.forget": "counts the memory of a client that was let in",
+    "unread.note_want": "counts the memory of a client that was let in",
     "unread.part": "counts the memory of a client that was let in",
     "unread.reading": "counts the memory of a client that was let in",
     "unread.refresh": "counts the memory of a client that was let in",
