@@ -22,6 +22,6 @@ def test_set_up_without_a_network_names_what_it_could_not_have(tmp_path: Path) -
     assert done.returncode, done.stdout
     assert done.stderr.count("could not be installed; once more in 0 s") == 2
     what, remedy = [line for line in done.stderr.splitlines() if not line.startswith("make")][-2:]
-    assert what.startswith("The newest pip could not be installed: ERROR")
+    assert what.startswith("What requirements-dev.lock lists could not be installed: ERROR")
     assert "HTTPS_PROXY" in remedy and "run it again" in remedy
     assert not (tmp_path / "venv" / ".installed").exists()

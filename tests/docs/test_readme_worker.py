@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 from served import ROOT, Place
-from test_docs_run import BLOCK_SECONDS_MAX, blocks_of, is_as_shown, run_program, transcript
+from test_docs_run import BLOCK_SECONDS_MAX, blocks_of, run_program, transcript
 
 
 @pytest.mark.process
@@ -21,7 +21,8 @@ def test_the_worker_of_the_readme_gets_what_its_program_publishes(place: Place) 
         ["bash", "-c", f"exec {command}"], cwd=place.directory, env=place.environment, stdout=subprocess.PIPE, text=True
     ) as running:
         assert running.stdout is not None
-        printed = "".join(running.stdout.readline() for _ in wanted.splitlines())
+        printed = [running.stdout.readline() for _ in wanted.splitlines()]
         running.send_signal(signal.SIGINT)
         assert running.wait(BLOCK_SECONDS_MAX) == 0
-    assert is_as_shown(printed, wanted), printed
+    # A worker tells that it receives; by then it may have received already.
+    assert sorted(printed) == sorted(wanted.splitlines(keepends=True))
