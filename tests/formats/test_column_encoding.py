@@ -361,6 +361,27 @@ def test_decimals_of_many_digits_are_texts() -> None:
         column_encoder(one, values.type).encode(pa.array(["1.234"]))
 
 
+@pytest.mark.parametrize(
+    ("format_", "column", "payload"),
+    [
+        ("date-time", pa.array([1_767_225_600_500_000], pa.timestamp("us", "UTC")), b"2026-01-01T00:00:00.500000Z"),
+        ("date-time", pa.array(["2026-01-01T00:00:00Z"]), b"2026-01-01T00:00:00Z"),
+        ("date", pa.array([date(2026, 1, 31)]), b"2026-01-31"),
+        ("decimal", pa.array([Decimal("-1.50")], pa.decimal128(9, 2)), b"-1.50"),
+        ("decimal", pa.array([7], pa.int64()), b"7"),
+        ("uuid", pa.array(["x"]), b"x"),
+    ],
+)
+def test_json_strings_with_a_format_are_written_from_what_they_stand_for(
+    format_: str, column: pa.Array, payload: bytes
+) -> None:
+    one = schema(SchemaFormat.JSON, {"type": "object", "properties": {"a": {"type": "string", "format": format_}}})
+    rows = pa.StructArray.from_arrays([column], ["a"])
+    (written,) = column_encoder(one, rows.type).encode(rows).to_pylist()
+    assert written == b'{"a":"%s"}' % payload
+    assert not column_decoder(one).decode(pa.array([written])).errors
+
+
 def test_times_in_json_are_iso_8601_and_decimals_are_numbers() -> None:
     properties = {"day": {"type": "string"}, "at": {"type": "string"}, "amount": {"type": "number"}}
     one = schema(SchemaFormat.JSON, {"type": "object", "properties": properties})
