@@ -33,6 +33,7 @@ DOCS = ROOT / "docs"
 SITE = Path(__file__).parent
 TOP_PAGES = ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
+ATTRIBUTE = re.compile(r'\b(src|srcset|href)="(?!\w+:|#)([^"#]+)(#[^"]*)?"')
 MARK = re.compile(r"^ *<!-- (?:not run: .*|printed|file: .*|terminal .*|settings: .*) -->\n", re.MULTILINE)
 ITEM = re.compile(r"(?:[-*]|\d+\.) ")
 FENCE = re.compile(r"(^ *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
@@ -95,10 +96,18 @@ def turned(source: Path, place: str, places: dict[Path, str]) -> str:
         kind = "tree" if target.is_dir() else "blob"
         return f"{repository}/{kind}/main/{target.relative_to(ROOT)}" if repository else "NOWHERE"
 
+    def turn_attribute(found: re.Match[str]) -> str:
+        link = LINK.search(f"]({found[2]}{found[3] or ''})")
+        assert link is not None
+        return f'{found[1]}="{turn(link)}"'
+
     parts = FENCE.split(MARK.sub("", source.read_text()))
-    texts = [part if number % 2 else LINK.sub(turn, part) for number, part in enumerate(parts)]
+    texts = [
+        part if number % 2 else ATTRIBUTE.sub(turn_attribute, LINK.sub(turn, part)) for number, part in enumerate(parts)
+    ]
     text = re.sub(r"\[([^]]+)\]\(NOWHERE\)", r"\1", "".join(texts))  # without a host, what is no page is no link
-    return f"---\nedit_path: {source.relative_to(ROOT)}\n---\n\n{listed(text)}"
+    hide = "hide: [navigation]\n" if place == "index.md" else ""
+    return f"---\nedit_path: {source.relative_to(ROOT)}\n{hide}---\n\n{listed(text)}"
 
 
 def listed(text: str) -> str:

@@ -37,7 +37,11 @@ def test_pages_are_staged_with_links_that_lead_to_pages(tmp_path: Path) -> None:
     assert not {name for name in placed() if not (pages / name).exists()}
     for page in pages.rglob("*.md"):
         text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-        for target in re.findall(r"\]\((?!\w+:|#)([^)\s#]+)", text):
+        targets = [
+            *re.findall(r"\]\((?!\w+:|#)([^)\s#]+)", text),
+            *re.findall(r' (?:src|href)="(?!\w+:)([^"#]+)', text),
+        ]
+        for target in targets:
             assert (page.parent / target).exists(), f"{page.relative_to(pages)} links to {target}"
     assert "<!-- not run" not in "".join(page.read_text() for page in (pages / "tutorials").glob("*.md"))
     reference = {page.name: page.read_text() for page in (pages / "reference").glob("*.md")}
