@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import threading
 from collections import defaultdict
 from collections.abc import AsyncIterator
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 import pydanube
+from pydanube.runtime import telemetry
 
 FAST = pydanube.Retries(2, backoff="10ms")
 
@@ -483,7 +485,11 @@ async def test_errors_of_the_block_are_raised_as_they_are(client: pydanube.Clien
             raise ZeroDivisionError
 
 
-async def test_changed_retries_reach_a_subscription_that_exists(client: pydanube.Client) -> None:
+async def test_changed_retries_reach_a_subscription_that_exists_and_the_log_says_so(
+    client: pydanube.Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telemetry, "_destination", telemetry._Destination())
+    caplog.set_level(logging.INFO, "pydanube")
     for count in (1, 4):
         app = pydanube.App()
 
@@ -493,6 +499,7 @@ async def test_changed_retries_reach_a_subscription_that_exists(client: pydanube
         async with app.running(client.url):
             found = await client.describe_subscription("/shop/orders", "bar")
         assert found.failure_policy is not None and found.failure_policy.redeliveries_max == count
+        assert ("app.failure_policy_set" in caplog.text) == (count == 4)
 
 
 async def test_two_workers_share_a_subscription(client: pydanube.Client) -> None:
