@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -67,6 +68,23 @@ def test_the_demo_kills_a_broker_and_loses_nothing(tmp_path):
     assert "all 2,000 acknowledged orders are stored" in done.stdout
     assert done.stdout.count("  yes  ") == 4
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_demo_that_is_stopped_leaves_nothing_behind(number: signal.Signals, tmp_path):
+    demo = [sys.executable, "-m", "pydanube.cli", "demo", "--seconds", "600"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(demo, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        ready = process.stdout.readline()
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=120)
+    assert (process.returncode, errors) == (130, "danube: interrupted\n")
+    assert list(tmp_path.iterdir()) == []
+    host, port = ready.split("danube://")[1].split(",")[0].split(":")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, int(port)), timeout=60).close()
 
 
 def test_the_demo_with_spark_names_what_is_not_installed(tmp_path):

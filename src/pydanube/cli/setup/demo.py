@@ -26,6 +26,7 @@ from pydanube.cli.output import fail
 from pydanube.cli.setup.shipped import shipped
 from pydanube.cli.synonyms import Command
 from pydanube.model.errors import DanubeError
+from pydanube.model.text import one_line
 
 if TYPE_CHECKING:
     from pydanube.client import Client, Producer
@@ -151,10 +152,15 @@ class _Demo:
     async def run(self) -> None:
         from pydanube.client import connect
         from pydanube.runtime import telemetry
+        from pydanube.runtime.signals import on_hangup, on_stop_signals
 
         telemetry.configure("error", False)  # the client would tell of the outage, which is the point here
+        task = asyncio.current_task()
+        assert task is not None
+        for listen in (on_stop_signals, on_hangup):
+            listen(asyncio.get_running_loop(), task.cancel)
         directory = Path(tempfile.mkdtemp(prefix="danube-demo-"))
-        broker = _Broker(directory)
+        broker, is_kept = _Broker(directory), True
         try:
             url = await broker.start()
             self.say("ready", f"a broker at {url}, its data in {directory}", "green")
@@ -162,13 +168,21 @@ class _Demo:
                 await client.create_topic(TOPIC, partitions=PARTITIONS)
                 await self._play(client, broker)
                 problems = await self._compare(client)
-        except DanubeError as error:
-            fail(f"{error.message}; the log of the broker is in {directory}")
+            is_kept = bool(problems)
+        except asyncio.CancelledError:
+            is_kept = False
+            raise
+        except (DanubeError, ExceptionGroup) as error:  # a group: of tasks that ran together
+            first: Exception = error
+            while isinstance(first, ExceptionGroup):
+                first = first.exceptions[0]
+            fail(f"{one_line(first)}; the log of the broker is in {directory}")
         finally:
             await broker.kill()
+            if not is_kept:
+                shutil.rmtree(directory, ignore_errors=True)
         if problems:
             fail(f"{'; '.join(problems)}; everything is kept in {directory}")
-        shutil.rmtree(directory, ignore_errors=True)
         self._next_steps()
 
     async def _play(self, client: Client, broker: _Broker) -> None:
