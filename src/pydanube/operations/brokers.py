@@ -137,7 +137,7 @@ class ListLeftovers(Operation[LeftoversListed], tag="broker.leftovers"):
             [Leftover("/default/orders", 0, "broker-2", "5d0e", 1_000, 1_250, 65_536, 1_790_000_000_000_000)]
         ),
     )
-    broker: Annotated[str, Meta(extra_json_schema={"maxLength": NAME_CHARACTERS_MAX})] = ""
+    broker: Annotated[str, Meta(max_length=NAME_CHARACTERS_MAX)] = ""
     """Only of this broker; empty: of all."""
     own_only: bool = False
 

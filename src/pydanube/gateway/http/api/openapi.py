@@ -279,8 +279,8 @@ def _complete(schema: Schema, kind: Any) -> None:
 
 
 def _simplify(schema: Any) -> None:
-    """Describe tuples of equal items as arrays of a length, because many tools do not know `prefixItems`; and leave out
-    limits that every number has."""
+    """Describe tuples as arrays of a length, because many tools do not know `prefixItems`; and leave out limits that
+    every number has."""
     if isinstance(schema, list):
         for one in schema:
             _simplify(one)
@@ -289,9 +289,11 @@ def _simplify(schema: Any) -> None:
             del schema["minimum"], schema["maximum"]
             schema["format"] = "int64"
         items = schema.get("prefixItems")
-        if items is not None and all(one == items[0] for one in items):
+        if items is not None:
             del schema["prefixItems"]
-            schema.update({"items": items[0], "minItems": len(items), "maxItems": len(items)})
+            kinds = [one for place, one in enumerate(items) if one not in items[:place]]
+            schema["items"] = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
+            schema.update({"minItems": len(items), "maxItems": len(items)})
         for one in schema.values():
             _simplify(one)
 
