@@ -56,10 +56,10 @@ $(DOCS_STAMP): docs/site/requirements.txt | $(STAMP)
 	$(call install,$(DOCS)/bin/python,What builds the site,-r docs/site/requirements.txt)
 	@touch $(DOCS_STAMP)
 
-# DOCS_REPOSITORY=https://host/owner/name turns on "edit this page" and links to files that are no pages.
+# Not --quiet: mkdocs does not count warnings then. DOCS_REPOSITORY=https://host/owner/name turns on "edit this page" and links to files that are no pages.
 docs: setup $(DOCS_STAMP) ## build the site of the documentation: build/docs/site/index.html
 	$(BIN)/python docs/site/prepare.py build/docs
-	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet --clean --config-file build/docs/mkdocs.yml
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --clean --config-file build/docs/mkdocs.yml
 	@echo "Read it: $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/docs/site"
 
 # One file for Linux and macOS and every Python from 3.11 on; the package itself keeps its ranges in pyproject.toml.
