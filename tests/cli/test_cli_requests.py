@@ -36,7 +36,7 @@ def test_a_text_answers_and_the_topic_is_made_for_it(danube, served, topic):
         asked = danube("request", topic, "-m", "who is there?", *TIMEOUT)
         assert (asked.returncode, asked.stdout, asked.stderr) == (0, "hello\n", "")
         assert process.stdout is not None and process.stdout.read() == "who is there?\n"
-    assert json.loads(danube("topics", "describe", topic, "--json").stdout)["reliable"] is False
+    assert json.loads(danube("topics", "describe", topic, "--json").stdout)["config"]["reliable"] is False
 
 
 def test_a_program_answers_what_comes_from_stdin(danube, served, topic):

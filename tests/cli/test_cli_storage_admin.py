@@ -135,7 +135,7 @@ def test_a_damaged_segment_says_what_and_where(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [["verify", "--rate", "fast"], ["segments"], ["usage", "orders"], ["restore", "--option", "novalue"]]
+    "wrong", [["verify", "--rate", "fast"], ["segments"], ["usage", "shop/orders"], ["restore", "--option", "novalue"]]
 )
 def test_wrong_usage_is_told_before_anything_is_asked(wrong: list[str]) -> None:
     assert CliRunner().invoke(cli, ["storage", *wrong]).exit_code == 2

@@ -68,7 +68,7 @@ async def test_brokers_make_one_first_key_and_ask_each_other_with_the_cluster_to
         access = servers["a"]._member.security._parts.store  # type: ignore[union-attr]
         async with pydanube.connect(servers["b"].url, token=key) as client:
             (connection,) = client._brokers._connections.values()
-            await access.delete_key(key.split("_")[1])
+            await access.key_table.delete(key.split("_")[1])
             async with asyncio.timeout(60):
                 while connection.lost is None:  # noqa: ASYNC110 - the other broker learns of it by the watch
                     await asyncio.sleep(0.01)
