@@ -15,6 +15,7 @@ import pydanube
 from pydanube.model.errors import Unauthenticated
 from pydanube.server.server import Server
 from pydanube.settings import Settings
+from waiting import until
 
 pytestmark = [
     pytest.mark.etcd,
@@ -45,6 +46,16 @@ async def start(directory: Path, url: str, name: str, token: str = TOKEN) -> Ser
     return await Server.start(Settings.load(None, {}, given))
 
 
+async def create_at_both(client: pydanube.Client) -> None:
+    """Create the topic once the broker knows the other, so that both get partitions."""
+
+    async def knows_both() -> bool:
+        return len((await client.describe_cluster()).brokers) == 2
+
+    await until(knows_both)
+    await client.create_topic(TOPIC, partitions=4)
+
+
 async def test_brokers_make_one_first_key_and_ask_each_other_with_the_cluster_token(
     tmp_path: Path, etcd: EtcdCluster
 ) -> None:
@@ -57,7 +68,7 @@ async def test_brokers_make_one_first_key_and_ask_each_other_with_the_cluster_to
         (file,) = first_keys(tmp_path)
         key = file.read_text().strip()
         async with pydanube.connect(servers["a"].url, token=key) as client:
-            await client.create_topic(TOPIC, partitions=4)
+            await create_at_both(client)
             async with client.producer(TOPIC, partition_by="round-robin") as producer:
                 await producer.send_many([b"x"] * 40)
         for server in servers.values():  # each gathers from the other what concerns all partitions
@@ -90,6 +101,6 @@ async def test_a_broker_with_another_cluster_token_is_no_peer(tmp_path: Path, et
             stack.push_async_callback(servers[name].close)
         key = first_keys(tmp_path)[0].read_text().strip()
         async with pydanube.connect(servers["a"].url, token=key) as client:
-            await client.create_topic(TOPIC, partitions=4)
+            await create_at_both(client)
             described = await client.describe_topic(TOPIC)
         assert any("not accepted" in one.health for one in described.partitions)
