@@ -9,6 +9,7 @@ application     `App`: collects handlers, and runs them
 outcomes        `Reject`, `Retry`, `PartialFailure`, which a handler may raise; `Retries`: how often it is tried again
 handlers        reads the annotations of a function, and calls it; `Depends`
 subscribers     one subscription: receives, calls the handler, publishes its result, acks
+handler_spans   the span of OpenTelemetry in which a handler runs
 responders      a subscription whose messages are requests: what the handler returns is the reply
 running         an app at work: the client, shared producers, the orderly end
 schedules       when a schedule is due; `ticks` makes the messages that say so

@@ -37,6 +37,7 @@ from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 
+from .handler_spans import handler_span
 from .handlers import Call, Context, Handler, Received, ValueKind
 from .lanes import Lanes
 from .outcomes import PartialFailure, Reject, Retry
@@ -264,9 +265,10 @@ class Subscription:
         counts, began = self.counts, self._clock.monotonic()
         counts.running += 1
         try:
-            result = await self._call(value, received)
-            if self._hands_on:
-                await self._hand_on(result, received)
+            with handler_span(received, self.spec.subscription):
+                result = await self._call(value, received)
+                if self._hands_on:
+                    await self._hand_on(result, received)
         except Exception as error:
             await self._failed(received, error)
         except asyncio.CancelledError:
