@@ -241,6 +241,44 @@ async def test_open_clients_leave_an_owner_that_stands_still_once_another_one_is
         assert used.lost is not None and "another one owns partition 0" in used.lost.message
 
 
+async def answer_all(client: pydanube.Client, topic: str) -> None:
+    """Answer every request, until cancelled."""
+    async with client.consumer(topic, subscription="clerks", type="shared", create_topic=False) as consumer:
+        async for message in consumer:
+            await consumer.respond(message, b"re: " + message.payload)
+            await consumer.ack(message)
+
+
+async def test_requests_are_answered_through_every_broker_and_after_the_owner_is_lost(world: ClusterWorld) -> None:
+    topic = "/default/quotes"
+    owner = (await created(world, topic))[0]
+    async with pydanube.connect(another(world, owner).url) as responder:
+        answering = asyncio.ensure_future(answer_all(responder, topic))
+        try:
+            for broker in world.brokers:
+                async with pydanube.connect(broker.url) as client:
+                    reply = await client.request(topic, broker.name.encode(), timeout=PATIENCE_S)
+                assert reply.payload == b"re: " + broker.name.encode()
+                by_http = HttpClients(world, topic)
+                answer = await asyncio.to_thread(
+                    by_http._request, broker.http_port, "POST", "/request", {"payload": "x"}
+                )
+                assert answer["payload"] == "re: x"
+            async with pydanube.connect(world.url) as client, lost(owner):
+                await new_owner(world, owner, topic)
+
+                async def is_answered() -> bool:
+                    try:
+                        return (await client.request(topic, b"again", timeout=5)).payload == b"re: again"
+                    except (TimeoutError, pydanube.Unavailable):  # nobody answers, or may have; the next one is another
+                        return False
+
+                await eventually(is_answered, "a request is answered at the new owner")
+        finally:
+            answering.cancel()
+            await asyncio.wait([answering])
+
+
 async def test_a_staged_commit_whose_committer_dies_is_made_once(world: ClusterWorld) -> None:
     names = ["/default/staged-one", "/default/staged-two"]
     owners = [(await created(world, name, 2))[0] for name in names]
