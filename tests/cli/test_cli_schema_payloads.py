@@ -85,7 +85,7 @@ def test_decoded_messages_are_published_again_with_the_schema(danube, subject, t
     assert "--schema" in without.stderr
     copied = danube("produce", f"{topic}-copy", "--json-lines", "--schema", subject, stdin=f"\n{told}")
     assert copied.returncode == 0, copied.stderr
-    first, second = consumed(danube, topic, "-e")[0], consumed(danube, f"{topic}-copy")[0]
+    first, second = consumed(danube, topic, "-e")[0], consumed(danube, f"{topic}-copy", "-e")[0]
     names = ("payload", "payload_encoding", "key", "attributes", "schema_id", "schema_version", "publish_time")
     assert [first[name] for name in names] == [second[name] for name in names]
 
