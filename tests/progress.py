@@ -8,6 +8,7 @@ ran, for `.ci/suite`.
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import time
@@ -57,6 +58,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ.pop("PYTEST_ADDOPTS", None)  # it is for this run, not for those that tests start
     if hasattr(config, "workerinput"):  # a worker of pytest-xdist: the controller reports
         return
     if (file := config.getoption("failures")) is not None:
