@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,6 +47,17 @@ def use_memory_for_directories() -> None:
 
 
 use_memory_for_directories()
+
+
+def use_signals() -> None:
+    """Undo what `nohup` and `&` leave: processes of tests would inherit that SIGINT and SIGHUP are ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+use_signals()
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marker
