@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from broker_harness import SETTINGS, TOPIC, BrokerClient, changed
 from following_harness import Member as FollowingMember
-from metadata_harness import FaultyStore
+from metadata_harness import FaultyStore, Writes
 
 from pydanube.broker import Broker, BrokerParts
 from pydanube.broker.cluster.cluster_membership import ClusterMembership
@@ -28,17 +28,19 @@ from pydanube.broker.cluster.membership import Membership, MembershipListener
 from pydanube.broker.cluster.owners import ClusterOwners
 from pydanube.broker.cluster.parts import ClusterParts
 from pydanube.broker.cluster.peers import NoPeers, Peers
-from pydanube.broker.registry.records import PartitionRecord, partition_key
+from pydanube.broker.registry.records import PARTITIONS, PartitionRecord, partition_key
 from pydanube.broker.registry.registry import Registry
 from pydanube.codec.native.requests import Request
 from pydanube.core.access import ANONYMOUS, AllowAll
 from pydanube.gateway.native import NativePeers, NativeServer
 from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.metadata.following import Follower
+from pydanube.metadata.levels import put_level
 from pydanube.metadata.packing import pack, unpack
 from pydanube.metadata.store import Compare, Delete, MetadataStore, Put
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerSession
+from pydanube.model.levels import THIS_RELEASE
 from pydanube.model.names import TopicName
 from pydanube.model.settings.sections import LimitSettings, LogSettings, Sections
 from pydanube.model.topics import AckLevel, TopicConfig
@@ -203,6 +205,12 @@ class Member:
 
     def away_since(self, name: str) -> int:
         return self._sessions.away.get(name, 0)
+
+    def is_drained(self, name: str) -> bool:
+        return False
+
+    def is_founder_log(self, log: str) -> bool:
+        return log == f"log-{FOUNDER}"
 
     def subscribe(self, listener: MembershipListener) -> None:
         self._listeners.append(listener)
@@ -484,9 +492,13 @@ async def placing_cluster(directory: Path, clock: Clock | None = None) -> AsyncI
 class MovingBroker:
     """One broker, with a way to the metadata of its own, which fails where a test says so."""
 
-    def __init__(self, name: str, broker: Broker, membership: ClusterMembership, faults: FaultyStore) -> None:
+    def __init__(
+        self, name: str, broker: Broker, membership: ClusterMembership, faults: FaultyStore, server: NativeServer
+    ) -> None:
         self.name = name
         self.broker = broker
+        self.server = server
+        """Its listener, for other brokers."""
         self.membership = membership
         self.faults = faults
         self.client = BrokerClient(broker)
@@ -516,12 +528,15 @@ class MovingCluster:
         clock, parts, faults, log = SystemClock(), self._parts, FaultyStore(), f"log-{name}"
         store = faults.before(self.store)
 
+        session = BrokerSession(name, 0, BrokerAddresses(f"{name}.test:6650"), log=log, level=THIS_RELEASE.newest)
+
         async def make_cluster(registry: Registry, tasks: Tasks) -> ClusterParts:
             follower = registry.follower
-            session = BrokerSession(name, 0, BrokerAddresses(f"{name}.test:6650"), log=log)
             membership = ClusterMembership(store, follower, clock, tasks, lambda: session, "log-a", SESSION_S)
             parts.push_async_callback(membership.leave)
-            return ClusterParts(membership, ClusterOwners(membership, follower), NoPeers(), Loads(follower))
+            peers = NativePeers(membership, clock, tasks)
+            parts.callback(peers.close)
+            return ClusterParts(membership, ClusterOwners(membership, follower), peers, Loads(follower))
 
         settings = changed(SETTINGS, **changes)
         made = await make_broker(
@@ -529,9 +544,13 @@ class MovingCluster:
         )
         assert made.cluster is not None and isinstance(made.cluster.membership, ClusterMembership)
         await made.broker.start()
+        server = NativeServer(made.broker, LimitSettings(), clock, made.broker._tasks)
+        host, port = await server.start("127.0.0.1", 0)
+        parts.push_async_callback(server.close, 0.0)
+        session = replace(session, inside=BrokerAddresses(f"{host}:{port}"))
         await made.cluster.membership.join()
         made.broker.joined()
-        node = self.brokers[name] = MovingBroker(name, made.broker, made.cluster.membership, faults)
+        node = self.brokers[name] = MovingBroker(name, made.broker, made.cluster.membership, faults, server)
         await until(lambda: all(len(one.membership.sessions()) == len(self.brokers) for one in self.brokers.values()))
         return node
 
@@ -553,9 +572,21 @@ class MovingCluster:
         return unpack(found.value, PartitionRecord)
 
 
+def releases(writes: Writes) -> bool:
+    """Whether a transaction writes a partition without an owner."""
+    return any(
+        isinstance(one, Put)
+        and one.key.startswith(PARTITIONS)
+        and (record := unpack(one.value, PartitionRecord)).epoch > 0
+        and not record.owner
+        for one in writes
+    )
+
+
 @asynccontextmanager
 async def moving_cluster(directory: Path, *names: str, **changes: Any) -> AsyncIterator[MovingCluster]:
     async with opened_store(directory, SystemClock()) as (store, parts):
+        await store.transact([], [put_level(THIS_RELEASE.newest)])
         cluster = MovingCluster(directory, store, MemoryStore(), parts)
         for name in names:
             await cluster.start(name, **changes)

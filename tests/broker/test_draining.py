@@ -11,13 +11,11 @@ from typing import Any
 
 import pytest
 from broker_harness import TOPIC
-from cluster_harness import MovingBroker, MovingCluster, moving_cluster
-from metadata_harness import Writes, puts
+from cluster_harness import MovingBroker, MovingCluster, moving_cluster, releases
+from metadata_harness import puts
 
-from pydanube.broker.registry.records import PARTITIONS, PartitionRecord
+from pydanube.broker.registry.records import PARTITIONS
 from pydanube.core.access import ANONYMOUS
-from pydanube.metadata.packing import unpack
-from pydanube.metadata.store import Put
 from pydanube.model.errors import NotOwner
 from pydanube.model.topics import AckLevel
 from waiting import until
@@ -35,17 +33,6 @@ async def other_of(cluster: MovingCluster, index: int = 0) -> tuple[MovingBroker
     """Return the owner of a partition, and the other broker."""
     owner = cluster.owners()[index]
     return owner, next(one for one in cluster.brokers.values() if one is not owner)
-
-
-def releases(writes: Writes) -> bool:
-    """Whether a transaction writes a partition without an owner."""
-    return any(
-        isinstance(one, Put)
-        and one.key.startswith(PARTITIONS)
-        and (record := unpack(one.value, PartitionRecord)).epoch > 0
-        and not record.owner
-        for one in writes
-    )
 
 
 @pytest.fixture

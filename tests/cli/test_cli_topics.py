@@ -339,6 +339,21 @@ def test_taking_over_from_nobody_and_salvaging_into_the_same_topic_are_refused_i
     assert danube("brokers", "leftovers").stdout == "no leftovers\n"
 
 
+def test_a_broker_alone_moves_drains_and_removes_nothing_and_says_so_in_one_line(danube, topic):
+    danube("topics", "create", topic)
+    name = answer(danube("brokers", "describe", "--json"))["node"]
+    for words in (
+        ("topics", "move", topic, "--to", name),
+        ("brokers", "drain", name, "--wait"),
+        ("brokers", "resume", name),
+        ("brokers", "remove", name),
+    ):
+        refused = danube(*words)
+        assert refused.returncode == 1
+        (line,) = refused.stderr.splitlines()
+        assert "no part of a cluster" in line
+
+
 def test_the_life_of_a_topic(danube, topic):
     assert (
         danube("topics", "create", topic, "--partitions", "3", "--ack-level", "written").stdout == f"created {topic}\n"

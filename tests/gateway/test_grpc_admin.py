@@ -65,10 +65,20 @@ async def test_activating_concerns_this_broker_only(admin):
     assert code is StatusCode.NOT_FOUND and "broker-1" in details
 
 
+async def test_a_broker_alone_cannot_be_unloaded(admin):
+    code, details = await admin.status("danube_admin.BrokerAdmin/UnloadBroker", broker_id="broker-1")
+    assert code is StatusCode.FAILED_PRECONDITION and "no part of a cluster" in details
+    (broker,) = (await admin.call("danube_admin.BrokerAdmin/ListBrokers")).brokers
+    assert broker.broker_status == "active"
+    code, details = await admin.status(
+        "danube_admin.BrokerAdmin/UnloadBroker", broker_id="broker-1", namespaces_include=["default"]
+    )
+    assert code is StatusCode.INVALID_ARGUMENT and "name no namespaces" in details
+
+
 @pytest.mark.parametrize(
     ("service", "methods"),
     [
-        ("danube_admin.BrokerAdmin", ["UnloadBroker"]),
         ("danube_admin.ClusterAdmin", ["AddNode", "PromoteNode", "RemoveNode"]),
     ],
 )

@@ -26,7 +26,8 @@ from pydanube.broker.observe.metrics import BrokerMetrics
 from pydanube.broker.observe.statistics import Statistics
 from pydanube.broker.partitions.broker_slices import BrokerSlices, SliceCounts
 from pydanube.broker.partitions.decompression import DecompressionBudget
-from pydanube.broker.partitions.draining import Draining
+from pydanube.broker.partitions.draining import Draining, KeptEmpty
+from pydanube.broker.partitions.moves import Moves
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.partitions.own_partitions import OwnPartitions
 from pydanube.broker.partitions.partition import FetchResult
@@ -97,6 +98,7 @@ from pydanube.storage.wal import LogWriter
 from pydanube.version import __version__
 
 from .leftovers import Leftovers
+from .maintenance import Maintenance
 from .peer_requests import PeerRequests
 from .unread_memory import UnreadMemory
 
@@ -235,7 +237,9 @@ class Broker:
             self._partitions.policies_of,
             self._tiers.cursors_of if self._tiers is not None else no_cursors,
         )
+        self.moves = Moves(context, self._partitions)
         self.leftovers = Leftovers(context, self.publisher, self.decompression)
+        self.maintenance = Maintenance(context, self._partitions, self.leftovers)
         visibility = Visibility(registry, authorizer, clock)
         self.topics = Topics(context, self._partitions, self._levels, self._deletion, self._takeover, visibility)
         self.namespaces = Namespaces(context, visibility)
@@ -432,6 +436,9 @@ class Broker:
             self._tasks.spawn(self.cluster.run(), "load telling"),
             self._tasks.spawn(self._takeover.run(), "partitions taking over"),
             self._tasks.spawn(self.leftovers.tidy(), "leftovers tidying"),
+            self._tasks.spawn(
+                KeptEmpty(self._partitions, self._cluster, self._clock).run(), "drained partitions moving"
+            ),
         ]
         if self._slices is not None:
             self._store_loss = StoreLoss(self._context, self._slices, self._partitions, self.cluster.tell)

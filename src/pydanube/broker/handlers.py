@@ -383,6 +383,9 @@ HANDLERS: Final[Mapping[type[Operation[Any]], Handler]] = dict(
         _by(brokers.DescribeUpgrade, lambda b, c, _: brokers.UpgradeInfo(b.upgrade.describe(c.principal))),
         _by(brokers.FinishUpgrade, _finish_upgrade),
         _by(brokers.ListLeftovers, _list_leftovers),
+        _by(brokers.DrainBroker, lambda b, _, asked: b.maintenance.drain(asked)),
+        _by(brokers.ResumeBroker, lambda b, _, asked: b.maintenance.resume(asked.broker)),
+        _by(brokers.RemoveBroker, lambda b, _, asked: b.maintenance.remove(asked.broker)),
         _by(namespaces.CreateNamespace, lambda b, c, asked: b.namespaces.create(c.principal, asked.namespace)),
         _by(
             namespaces.DeleteNamespace,
@@ -446,6 +449,7 @@ HANDLERS: Final[Mapping[type[Operation[Any]], Handler]] = dict(
         _by(topics.GetStatistics, _get_statistics),
         _by(topics.FindOffset, _find_offset),
         _by(topics.SalvageTopic, _salvage),
+        _by(topics.MoveTopic, lambda b, _, asked: b.moves.move(asked)),
         _by(topics.DeleteTopic, lambda b, c, asked: b.topics.delete(c.principal, asked.topic, asked.expected)),
         _by(topics.UnloadTopic, lambda b, _, asked: b.topics.unload(asked)),
         _by(topics.SetAckLevel, lambda b, _, asked: b.topics.set_ack_level(asked)),

@@ -301,12 +301,21 @@ class Leftovers:
                 except DanubeError as error:
                     log.warning("leftovers.kept", partition=lost.name, error=error.message)
 
-    async def _drop(self, lost: _Lost) -> None:
-        """Drop the ledgers of a lost part, and then its record."""
+    async def give_up(self, log_id: str) -> None:
+        """Drop all leftovers in the log of a broker that is removed from the cluster. Cancelled or failed: some are
+        dropped."""
+        for lost in list(self._all()):
+            if lost.record.log == log_id:
+                await self._drop(lost, lambda one: one == log_id)
+
+    async def _drop(self, lost: _Lost, is_in: Callable[[str], bool] | None = None) -> None:
+        """Drop the ledgers of a lost part, and then its record. `is_in`: which logs hold them; None: that of this
+        broker."""
+        is_in = is_in or self._membership.is_own_log
         own = [
             (ledger_key(lost.topic_id, lost.partition, ledger_id), ledger.log)
             for ledger_id, ledger in await self._listed(lost)
-            if self._membership.is_own_log(ledger.log)
+            if is_in(ledger.log)
         ]
         for writes in drop_writes(own):
             await self.context.store.transact([], writes)

@@ -92,6 +92,7 @@ class Client(Aliases, Admin, StagedWrites):
     topics, namespaces, subscriptions, dead_letters     what there is: create, describe, change, delete
     schemas, storage, access        the schema registry; object storage; roles, keys and quotas
     describe_broker, describe_cluster, describe_upgrade, finish_upgrade     the brokers
+    drain_broker, resume_broker, remove_broker
     stager, commit_stages, staged_queries, forget_staged_query      writes that become visible together
     metrics, servers, cluster       what this client did, and where
     """

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Final
 
+import msgspec
+
 from .addresses import NO_ADDRESSES, BrokerAddresses
 from .levels import FIRST
 
@@ -71,6 +73,12 @@ def is_inside(client: str, networks: Sequence[Network]) -> bool:
 AWAY: Final = "away"
 """The state of a broker that has no session."""
 
+DRAINING: Final = "draining"
+"""The state of a broker that gives its partitions away and is given none, because it is drained."""
+
+DRAINED: Final = "drained"
+"""The state of such a broker once it has none."""
+
 
 @dataclass(frozen=True, slots=True)
 class BrokerStatus:
@@ -134,3 +142,33 @@ class UpgradeDescription:
         """The brokers that know less than another one does."""
         newest = max((one.level for one in self.brokers), default=self.highest)
         return [one for one in self.brokers if one.level < newest]
+
+
+class PartitionMoved(msgspec.Struct, frozen=True):
+    """A partition that was given to another broker."""
+
+    partition: int
+    source: str
+    """The broker that had it."""
+    target: str
+    """The broker that takes it."""
+
+
+class StuckPartition(msgspec.Struct, frozen=True):
+    """A partition that a broker which is drained cannot give away now."""
+
+    topic: str
+    partition: int
+    reason: str
+
+
+class DrainState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How far a broker that is drained has given its partitions away."""
+
+    broker: str
+    partitions: int = 0
+    """How many it still has; 0: it can be stopped, and removed."""
+    stuck: int = 0
+    """How many of them it cannot give away now."""
+    examples: list[StuckPartition] = []
+    """Some of these, with the reason."""

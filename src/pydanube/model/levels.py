@@ -20,10 +20,12 @@ FIRST: Final = 1
 MEANINGS: Final[Mapping[int, str]] = {
     1: "what releases before feature levels wrote",
     2: "a staged query under its name and its principal, with a namespace in which nobody else has the name",
+    3: "that a broker is drained, in its record: brokers of earlier levels would give it partitions",
 }
 """By level: what may be written from this level on."""
 
 STAGED_NAMESPACES: Final = 2
+DRAINED_BROKERS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,6 @@ class Levels:
         assert FIRST <= self.oldest <= self.newest, "the oldest level comes first"
 
 
-THIS_RELEASE: Final = Levels(oldest=1, newest=2)
+THIS_RELEASE: Final = Levels(oldest=1, newest=3)
 
 assert set(MEANINGS) == set(range(FIRST, THIS_RELEASE.newest + 1)), "each level says what it means"

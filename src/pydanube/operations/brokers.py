@@ -9,13 +9,21 @@ import msgspec
 from msgspec import Meta
 
 from pydanube.model.addresses import BrokerAddresses
-from pydanube.model.cluster import AWAY, BrokerLevel, BrokerStatus, ClusterDescription, UpgradeDescription
+from pydanube.model.cluster import (
+    AWAY,
+    BrokerLevel,
+    BrokerStatus,
+    ClusterDescription,
+    DrainState,
+    StuckPartition,
+    UpgradeDescription,
+)
 from pydanube.model.leftovers import Leftover
 from pydanube.model.limits import NAME_CHARACTERS_MAX
 from pydanube.model.security import Action
 from pydanube.model.topics import BrokerDescription
 
-from .operation import Operation, Rest, on_cluster
+from .operation import Done, Operation, Rest, on_cluster
 
 _rest = partial(Rest, tag="brokers")
 _LEVELS: Final = [BrokerLevel("broker-1", 2, "0.3.0"), BrokerLevel("broker-2", 2, "0.3.0")]
@@ -142,4 +150,60 @@ class ListLeftovers(Operation[LeftoversListed], tag="broker.leftovers"):
     own_only: bool = False
 
 
-BrokerOperation = DescribeBroker | DescribeCluster | DescribeUpgrade | FinishUpgrade | ListLeftovers
+_Broker = Annotated[str, Meta(extra_json_schema={"maxLength": NAME_CHARACTERS_MAX})]
+_STUCK: Final = StuckPartition(
+    "/default/jobs",
+    0,
+    "/default/jobs has messages that are in the memory of this broker only: wait until they are acked",
+)
+
+
+class DrainBroker(Operation[DrainState], tag="broker.drain"):
+    """Drain a broker.
+
+    It gives its partitions to the others, one after the other under load, and is given none until it is resumed, also
+    after a restart. Repeat it to see how far it is. Refused for the last broker that is given partitions, and for one
+    that is away.
+    """
+
+    needs = on_cluster(Action.ADMINISTER)
+    rest = _rest("POST", "/brokers/{broker}/drain", answer=DrainState("broker-2", 3, 1, [_STUCK]))
+    broker: _Broker
+    own_only: bool = False
+    """The broker is drained already, and is asked how far it is."""
+
+
+class ResumeBroker(Operation[Done], tag="broker.resume"):
+    """Let a broker that is drained take partitions again.
+
+    What it gave away stays where it is.
+    """
+
+    needs = on_cluster(Action.ADMINISTER)
+    rest = _rest("POST", "/brokers/{broker}/resume")
+    broker: _Broker
+
+
+class RemoveBroker(Operation[Done], tag="broker.remove"):
+    """Remove a broker that is away from the cluster.
+
+    Its name is forgotten, and what is left over of its log: its data directory cannot be used any more. Refused while
+    it lives, and while partitions wait for it.
+    """
+
+    needs = on_cluster(Action.ADMINISTER)
+    is_repeatable = False
+    rest = _rest("DELETE", "/brokers/{broker}")
+    broker: _Broker
+
+
+BrokerOperation = (
+    DescribeBroker
+    | DescribeCluster
+    | DescribeUpgrade
+    | FinishUpgrade
+    | ListLeftovers
+    | DrainBroker
+    | ResumeBroker
+    | RemoveBroker
+)

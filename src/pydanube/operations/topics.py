@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from pydanube.model.addresses import BrokerAddresses
+from pydanube.model.cluster import PartitionMoved
 from pydanube.model.gaps import NO_GAPS
 from pydanube.model.leftovers import Loss, SalvageStep
 from pydanube.model.limits import NAME_CHARACTERS_MAX, PARTITIONS_MAX
@@ -20,7 +21,7 @@ from pydanube.model.security import Action
 from pydanube.model.statistics import PartitionStatistics, TopicStatistics, TopicSummary
 from pydanube.model.topics import AckLevel, PartitionDescription, TopicConfig, TopicDescription
 
-from .operation import CHANGE_SECONDS, Divisible, Done, EachOwner, Operation, Rest, TheOwner, on_topic
+from .operation import CHANGE_SECONDS, Divisible, Done, EachOwner, Operation, Rest, TheOwner, on_cluster, on_topic
 from .paging import After, Filter, PageLimit
 
 _Partition = Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": PARTITIONS_MAX - 1})]
@@ -349,6 +350,31 @@ class SalvageTopic(Operation[Salvaged], tag="topic.salvage"):
     own_only: bool = False
 
 
+class MoveTopic(Operation[PartitionMoved], tag="topic.move"):
+    """Move a partition to another broker.
+
+    Its owner accepts nothing more, answers what it has accepted, and gives the partition to the broker `to`. Clients
+    follow by themselves. Refused if that broker takes no partitions, if the partition waits for a broker that is away,
+    or if its messages are in the log or the memory of its owner only.
+    """
+
+    needs = on_cluster(Action.ADMINISTER)
+    where = TheOwner()
+    is_repeatable = False
+    seconds = CHANGE_SECONDS
+    rest = _rest(
+        "POST",
+        f"{_PATH}/partitions/{{partition}}/move",
+        example={"to": "broker-2"},
+        answer=PartitionMoved(0, "broker-1", "broker-2"),
+    )
+    topic: TopicName
+    partition: _Partition
+    to: Annotated[str, Meta(extra_json_schema={"maxLength": NAME_CHARACTERS_MAX})]
+    """The name of the broker."""
+    own_only: bool = False
+
+
 class DeleteTopic(Operation[Done], tag="topic.delete"):
     """Delete a topic and everything in it."""
 
@@ -445,6 +471,7 @@ TopicOperation = (
     | GetStatistics
     | FindOffset
     | SalvageTopic
+    | MoveTopic
     | DeleteTopic
     | UnloadTopic
     | SetAckLevel

@@ -173,6 +173,9 @@ class ClusterMembership:
     def is_own_log(self, log: str) -> bool:
         return (log or self._founder_log) == self._log
 
+    def is_founder_log(self, log: str) -> bool:
+        return log == self._founder_log
+
     def sessions(self) -> list[BrokerSession]:
         own = {self._name: self._session} if self._session is not None and self._revision else {}
         return [one for _, one in sorted({**self._others, **own}.items())]
@@ -216,6 +219,10 @@ class ClusterMembership:
     def away_since(self, name: str) -> int:
         node = self._nodes.get(name)
         return 0 if node is None or self.find(name) is not None else node.record.away_since
+
+    def is_drained(self, name: str) -> bool:
+        node = self._nodes.get(name)
+        return node is not None and node.record.drained_since > 0
 
     def subscribe(self, listener: MembershipListener) -> None:
         self._listeners.append(listener)
@@ -488,11 +495,12 @@ class ClusterMembership:
         self._set_node(event.key.removeprefix(NODES), event.current)
 
     def _replace_nodes(self, entries: list[KeyValue]) -> None:
-        self._nodes.clear()
-        for entry in entries:
-            self._set_node(entry.key.removeprefix(NODES), entry)
+        found = {entry.key.removeprefix(NODES): entry for entry in entries}
+        for name in [*self._nodes.keys() - found.keys(), *found]:
+            self._set_node(name, found.get(name))
 
     def _set_node(self, name: str, entry: KeyValue | None) -> None:
+        was_drained = self.is_drained(name)
         self._nodes.pop(name, None)
         if entry is not None:
             try:
@@ -500,6 +508,9 @@ class ClusterMembership:
             except Corrupt as error:
                 log.error("node.unreadable", error=error.message)
         self._to_coordinate.set()
+        if self.is_drained(name) != was_drained:
+            for listener in self._listeners:
+                listener.drained(name)
 
 
 def namesake(living: BrokerSession) -> Refused:

@@ -16,7 +16,7 @@ from pydanube.model.cluster import PROOF_BYTES, BrokerSession
 from pydanube.runtime.randomness import secret_text
 
 
-def _ignore(_session: BrokerSession) -> None:
+def _ignore(_about: object) -> None:
     """Do nothing; the default of each callback."""
 
 
@@ -34,6 +34,8 @@ class MembershipListener:
     """This broker has a session: its first one, or a new one after `lost`."""
     coordinating: Callable[[BrokerSession], None] = _ignore
     """This broker is the coordinator from now on."""
+    drained: Callable[[str], None] = _ignore
+    """The broker of this name is drained from now on, or no longer."""
 
 
 class Membership(Protocol):
@@ -69,6 +71,10 @@ class Membership(Protocol):
         they mean the log of the broker that founded the cluster."""
         ...
 
+    def is_founder_log(self, log: str) -> bool:
+        """Return whether the log of this id is the one that records of earlier releases mean, which name none."""
+        ...
+
     def sessions(self) -> list[BrokerSession]:
         """Return the living brokers, this one included, by name."""
         ...
@@ -96,6 +102,10 @@ class Membership(Protocol):
 
     def away_since(self, name: str) -> int:
         """Return since when a broker has no session, in microseconds since 1970; 0 if that is not known."""
+        ...
+
+    def is_drained(self, name: str) -> bool:
+        """Return whether a broker gives its partitions away and is given none, until it is resumed."""
         ...
 
     @property
@@ -153,6 +163,9 @@ class SoleMembership:
     def is_own_log(self, log: str) -> bool:
         return True
 
+    def is_founder_log(self, log: str) -> bool:
+        return True
+
     def sessions(self) -> list[BrokerSession]:
         return [self.session]
 
@@ -173,6 +186,9 @@ class SoleMembership:
 
     def away_since(self, name: str) -> int:
         return 0
+
+    def is_drained(self, name: str) -> bool:
+        return False
 
     @property
     def coordinator_name(self) -> str:

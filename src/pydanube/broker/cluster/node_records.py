@@ -33,10 +33,13 @@ INCARNATION_COUNTER: Final = "incarnation"
 
 class NodeRecord(msgspec.Struct, omit_defaults=True):
     """A broker of the cluster, whether or not it lives. `away_since`: since when the others have seen no session of it,
-    in microseconds since 1970; 0 while it has one, and until the coordinator has seen that it has none."""
+    in microseconds since 1970; 0 while it has one, and until the coordinator has seen that it has none.
+    `drained_since`: since when it gives its partitions away and is given none; 0: it is given some. From feature level
+    3 on."""
 
     log: str
     away_since: int = 0
+    drained_since: int = 0
 
 
 class CoordinatorRecord(msgspec.Struct):

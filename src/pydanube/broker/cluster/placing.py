@@ -163,6 +163,19 @@ class Placement:
         topics = [one for name in self._registry.topics() if (one := self._registry.topic(name)).topic_id in indexes]
         return place(others, [Unplaced(one.topic_id, indexes[one.topic_id], self._elsewhere(one)) for one in topics])
 
+    def why_unfit(self, session: BrokerSession) -> str:
+        """Return why a living broker is given no partitions, and what helps, as the end of a sentence; empty if it is
+        given some."""
+        if self._is_leaving(session):
+            return "is stopping: name another one (`danube brokers list`)"
+        if self._membership.is_drained(session.name):
+            return (
+                f"is drained: let it take partitions with `danube brokers resume {session.name}`, or name another one"
+            )
+        if self._says(session, STORE_AWAY):
+            return "has lost the object store: name another one (`danube brokers list`)"
+        return ""
+
     def _is_leaving(self, session: BrokerSession) -> bool:
         load = self._loads.of(session.name)
         return load is not None and load.state == LEAVING and load.incarnation == session.incarnation
@@ -171,11 +184,19 @@ class Placement:
         load = self._loads.of(session.name)
         return load is not None and load.says(session, store)
 
+    def takers(self) -> list[BrokerSession]:
+        """Return the living brokers that are given partitions: those that neither leave nor are drained."""
+        return [
+            one
+            for one in self._membership.sessions()
+            if not self._is_leaving(one) and not self._membership.is_drained(one.name)
+        ]
+
     def _candidates(self) -> list[Candidate]:
-        """Return the living brokers that do not leave, with what they have to do. If all leave, nothing is placed until
-        one is back. One that has lost the object store is given nothing, unless all have."""
+        """Return the brokers that are given partitions, with what they have to do; while there is none, nothing is
+        placed. One that has lost the object store is given nothing, unless all have."""
         found = []
-        sessions = [one for one in self._membership.sessions() if not self._is_leaving(one)]
+        sessions = self.takers()
         for session in [one for one in sessions if not self._says(one, STORE_AWAY)] or sessions:
             load = self._loads.of(session.name)
             traffic = 0.0 if load is None else load.bytes_per_s
@@ -208,7 +229,9 @@ class Placement:
             raise Unavailable(f"topic {name} was created anew: look it up again")
         chosen = place(self._candidates(), [Unplaced(topic.topic_id, indexes, self._elsewhere(topic))])
         if not chosen:
-            raise Unavailable(f"topic {name} cannot be placed: no broker has a session; try again")
+            drained = [one.name for one in self._membership.sessions() if self._membership.is_drained(one.name)]
+            remedy = f"`danube brokers resume {drained[0]}`, or start another one" if drained else "try again"
+            raise Unavailable(f"topic {name} cannot be placed: no living broker takes partitions; {remedy}")
         exists = Compare.mod_revision(topic_key(name), found.mod_revision)
         keys = list(chosen)
         for start in range(0, len(keys), PLACED_AT_ONCE):

@@ -13,7 +13,7 @@ from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.core.access import BROKER, Action, Principal
 from pydanube.metadata.packing import pack
 from pydanube.metadata.store import Put
-from pydanube.model.cluster import AWAY, BrokerSession, BrokerStatus, ClusterDescription
+from pydanube.model.cluster import AWAY, DRAINED, DRAINING, BrokerSession, BrokerStatus, ClusterDescription
 from pydanube.model.errors import DanubeError
 from pydanube.runtime.telemetry import get_logger
 from pydanube.version import __version__
@@ -92,15 +92,19 @@ class ClusterStatus:
     def _status(self, session: BrokerSession) -> BrokerStatus:
         is_self = session.name == self._membership.session.name
         load = self.load() if is_self else self._loads.of(session.name) or LoadRecord()
+        partitions = self._count_all() if self._membership.is_alone else len(self._owners.of_broker(session.name))
+        state = load.state
+        if state == "ok" and self._membership.is_drained(session.name):
+            state = DRAINING if partitions else DRAINED
         return BrokerStatus(
             name=session.name,
-            state=load.state,
+            state=state,
             incarnation=session.incarnation,
             since=session.started_at or self._started_at,
             addresses=client_addresses(session),
             zone=session.zone,
             version=__version__ if is_self else session.version,
-            partitions=self._count_all() if self._membership.is_alone else len(self._owners.of_broker(session.name)),
+            partitions=partitions,
             messages_per_s=load.messages_per_s,
             bytes_per_s=load.bytes_per_s,
         )

@@ -1,4 +1,4 @@
-"""Gives the partitions of a broker that stops to other brokers, in order: a planned restart costs publishers a moment.
+"""Gives the partitions of a broker that stops, or is drained, to other brokers, in order: it costs publishers a moment.
 
 ```
  told the others that it leaves ─► what others can go on with: `stored`, non-reliable, `memory` without messages
@@ -7,6 +7,8 @@
 ```
 
 Partitions whose messages are in this broker's log (`durable`, `written`) stay with it and wait for its return.
+
+A broker that is drained goes on serving: it moves a few partitions at a time, and looks for others until it is resumed.
 """
 
 from __future__ import annotations
@@ -14,10 +16,13 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from pydanube.broker.cluster.membership import MembershipListener
 from pydanube.broker.cluster.owners import Key
+from pydanube.broker.cluster.parts import ClusterParts
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
+from pydanube.runtime.waits import wait_at_most
 
 from .open_partitions import Partitions
 
@@ -25,6 +30,41 @@ log = get_logger(__name__)
 
 MOVED_AT_ONCE: Final = 64
 """How many partitions are closed together: they share slices, and a partition is not closed long before its turn."""
+
+KEPT_EMPTY_AT_ONCE: Final = 16
+"""How many partitions of a drained broker are moved together, so that the takers serve what they have meanwhile."""
+
+LOOKED_EVERY_S: Final = 1.0
+"""How often a drained broker looks for partitions that can be moved by now; in memory, unless there are some."""
+
+
+class KeptEmpty:
+    """Moves the partitions of this broker away for as long as it is drained."""
+
+    def __init__(self, partitions: Partitions, cluster: ClusterParts, clock: Clock) -> None:
+        self._partitions = partitions
+        self._membership = cluster.membership
+        self._clock = clock
+        self._is_due = asyncio.Event()
+        self._membership.subscribe(MembershipListener(drained=lambda _name: self._is_due.set()))
+
+    async def run(self) -> None:
+        """Look for partitions to move at an interval, and when a broker is drained, until cancelled: what is being
+        moved then is left as it is."""
+        while True:
+            while await self._move_some():
+                pass
+            await wait_at_most(self._is_due, LOOKED_EVERY_S, self._clock)
+            self._is_due.clear()
+
+    async def _move_some(self) -> bool:
+        """Move some partitions; return whether any was, so that there may be others."""
+        if not (self._membership.is_drained(self._membership.session.name) and self._membership.holds()):
+            return False
+        some = self._partitions.movable()[:KEPT_EMPTY_AT_ONCE]
+        next_owners = self._partitions.placement.next_owners(some)
+        moving = (self._partitions.hand_over(key, broker) for key, broker in next_owners.items())
+        return any(error is None for error in await asyncio.gather(*moving))
 
 
 class Draining:
@@ -61,6 +101,6 @@ class Draining:
 
         async def move(key: Key, broker: str) -> bool:
             async with limit:
-                return await self._partitions.hand_over(key, broker, unfinished=self._unfinished)
+                return await self._partitions.hand_over(key, broker, unfinished=self._unfinished) is None
 
         return sum(await asyncio.gather(*(move(key, broker) for key, broker in next_owners.items())))

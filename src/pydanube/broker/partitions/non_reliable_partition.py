@@ -118,11 +118,10 @@ class NonReliablePartition(Partition):
         self._end(self._unloaded())
 
     @property
-    def is_movable(self) -> bool:
-        return True
+    def unmovable(self) -> str:
+        return ""
 
     async def hand_over(self, broker: str, *, unfinished: bool = False) -> None:
-        self._end(self._moved(broker))
         await self._ownership.release_to(broker)
 
     def abandon(self, error: DanubeError) -> None:

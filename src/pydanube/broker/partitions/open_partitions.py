@@ -42,7 +42,7 @@ from pydanube.core.staging import STAGED_PRODUCER
 from pydanube.metadata.request_groups import JoinedTransactions
 from pydanube.metadata.store import list_all
 from pydanube.model.cluster import BrokerSession
-from pydanube.model.errors import Corrupt, DanubeError, NotFound, NotOwner, Unavailable
+from pydanube.model.errors import Corrupt, DanubeError, NotFound, NotOwner, Refused, Unavailable
 from pydanube.model.names import TopicName
 from pydanube.model.policies import Policies
 from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
@@ -240,14 +240,14 @@ class Partitions:
 
     def movable(self) -> list[Key]:
         """Return the open partitions that another broker can go on with."""
-        return [(topic_id, one.index) for topic_id, one in self._open.items() if one.is_movable]
+        return [(topic_id, one.index) for topic_id, one in self._open.items() if not one.unmovable]
 
     def sliced(self) -> list[Key]:
         """Return those whose messages go to slices."""
         return [
             (topic_id, one.index)
             for topic_id, one in self._open.items()
-            if one.is_movable and isinstance(one, StoredPartition) and one.is_sliced
+            if isinstance(one, StoredPartition) and one.is_sliced
         ]
 
     async def finish_opening(self) -> None:
@@ -255,13 +255,17 @@ class Partitions:
         while opening := list(self._being_opened.values()):
             await asyncio.wait(opening)
 
-    async def hand_over(self, key: Key, broker: str, *, unfinished: bool = False) -> bool:
-        """Close a partition so that `broker` opens it at once; return whether that is done. With `unfinished`, nothing
-        is waited for that is on its way to slices: see Partition.hand_over. False: it is not open any
-        more, or the log or the metadata failed. Cancelled: the partition is closed, and continues as after a crash."""
+    async def hand_over(self, key: Key, broker: str, *, unfinished: bool = False) -> DanubeError | None:
+        """Close a partition so that `broker` opens it at once; return None when that is done, or why it is not: it is
+        not open any more, cannot be moved, or the log or the metadata failed. With `unfinished`, nothing is waited for
+        that is on its way to slices: see Partition.hand_over. Cancelled: the partition is closed, and continues as
+        after a crash."""
         partition = self._open.find(*key)
         if partition is None:
-            return False
+            return Unavailable(f"partition {key[1]} of topic {key[0]} is not open here any more: try again")
+        if partition.unmovable:
+            return Refused(partition.unmovable)
+        partition.stop_for(broker)
         moving = self._hand_over(key, partition, broker, unfinished)
         task = self._tasks.spawn(moving, f"partition moving {partition.name}")
         self._being_closed[key] = partition, task
@@ -272,7 +276,7 @@ class Partitions:
             await asyncio.wait([task])
         finally:
             task.cancel()
-        return not task.cancelled() and task.result() is None
+        return Unavailable(f"{partition.name} was not moved in time") if task.cancelled() else task.result()
 
     async def _hand_over(self, key: Key, partition: Partition, broker: str, unfinished: bool) -> DanubeError | None:
         try:

@@ -220,20 +220,21 @@ class Partition(ABC):
 
     @property
     @abstractmethod
-    def is_movable(self) -> bool:
-        """Return whether another broker can go on with the partition, and nothing is lost by that."""
+    def unmovable(self) -> str:
+        """Why no other broker can go on with the partition now without a loss, and what helps; empty if one can."""
+
+    def stop_for(self, broker: str) -> None:
+        """Stop serving, because `broker` is to take the partition: the first step of `hand_over`, which is taken in the
+        moment in which `unmovable` is empty. The error names no address: the next owner does not know yet that the
+        partition is its."""
+        self._end(NotOwner(f"{self.name} moves to broker {broker!r}: look its owner up again"))
 
     @abstractmethod
     async def hand_over(self, broker: str, *, unfinished: bool = False) -> None:
-        """End as `unload` does, so that `broker` takes the partition at once: the end and "no owner" are one
-        transaction. `unfinished`: what is on its way to slices is not waited for, because they were ended. Raises
-        DanubeError if the log or the metadata fails; the partition then continues as after a crash, wherever its record
-        says."""
-
-    def _moved(self, broker: str) -> NotOwner:
-        """Return the error that makes clients look for the next owner. It names no address: the next owner does not
-        know yet that the partition is its."""
-        return NotOwner(f"{self.name} moves to broker {broker!r}: look its owner up again")
+        """End as `unload` does, after `stop_for`, so that `broker` takes the partition at once: the end and "no owner"
+        are one transaction. `unfinished`: what is on its way to slices is not waited for, because they were ended.
+        Raises DanubeError if the log or the metadata fails; the partition then continues as after a crash, wherever its
+        record says."""
 
     def _unloaded(self) -> NotOwner:
         """Return the error that makes clients open the partition again."""

@@ -109,7 +109,7 @@ class StoreLoss:
 
         async def move(key: tuple[int, int], broker: str) -> bool:
             async with limit:
-                return await self._partitions.hand_over(key, broker, unfinished=True)
+                return await self._partitions.hand_over(key, broker, unfinished=True) is None
 
         moved = sum(await asyncio.gather(*(move(key, broker) for key, broker in next_owners.items())))
         log.warning("store.partitions_given_away", partitions=moved, of=len(next_owners))

@@ -475,18 +475,27 @@ class StoredPartition(Partition):
             await self._ownership.release()
 
     @property
-    def is_movable(self) -> bool:
-        if self._ownership.is_bound_to_log:
-            return False
-        if self.ack_level is AckLevel.MEMORY:
-            return self.settled_below() >= self.stream.end_offset
-        return self._slices is not None
+    def unmovable(self) -> str:
+        is_bound = self._ownership.is_bound_to_log
+        if self.ack_level is AckLevel.MEMORY and not is_bound:
+            if self.settled_below() >= self.stream.end_offset:
+                return ""
+            return f"{self.name} has messages that are in the memory of this broker only: wait until they are acked"
+        if self._slices is not None and not is_bound:
+            return ""
+        remedy = " (`danube topics set-ack-level` puts a durable topic into the object store)"
+        return f"{self.name} stays with the log of this broker, because its messages are acked as {self.ack_level}" + (
+            remedy if self.ack_level is AckLevel.DURABLE else ""
+        )
+
+    def stop_for(self, broker: str) -> None:
+        super().stop_for(broker)
+        self._deliver()
 
     async def hand_over(self, broker: str, *, unfinished: bool = False) -> None:
         """See Partition.hand_over. Cancelled: the partition continues as after a crash."""
-        error = self._moved(broker)
-        self._end(error)
-        self._deliver()
+        assert self.closed is not None, "stop_for comes first"
+        error = self.closed
         unfinished = unfinished and self._slices is not None
         try:
             if unfinished:

@@ -229,6 +229,30 @@ def takeover(topic: TopicName, partition: int | None, accept_loss: bool, url: st
 
 
 @topics.command(
+    "move",
+    epilog=examples(
+        """
+danube topics move /default/orders --to broker-2
+danube topics move /default/orders --partition 3 --to broker-2
+"""
+    ),
+)
+@click.argument("topic", type=TOPIC)
+@click.option("--partition", type=click.IntRange(min=0), default=0, show_default=True, help="The partition.")
+@click.option("--to", metavar="BROKER", required=True, help="The broker that takes it: see `danube brokers list`.")
+@broker_options
+def move(topic: TopicName, partition: int, to: str, url: str) -> None:
+    """Move a partition to another broker, under load.
+
+    Its owner accepts nothing more, answers what it has accepted, and gives the partition away; clients follow by
+    themselves. A publish waits a moment. Partitions of `stored` and non-reliable topics move at once, those of `memory`
+    topics when everything in them is acked.
+    """
+    moved = with_client(url, lambda client: client.move_topic(str(topic), to, partition=partition))
+    show(moved, f"partition {partition} of {topic} moved from broker {moved.source} to broker {moved.target}")
+
+
+@topics.command(
     "salvage",
     epilog=examples(
         """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydanube.model.cluster import ClusterDescription, UpgradeDescription
+from pydanube.model.cluster import ClusterDescription, DrainState, UpgradeDescription
 from pydanube.model.topics import BrokerDescription
 from pydanube.operations import brokers
 
@@ -29,3 +29,20 @@ class Admin(Asking):
         """Raise the feature level to the newest one that all living brokers know; releases that do not know it can no
         longer be started on this metadata. Raises Refused while an older broker is present, and names it."""
         return (await self._do(brokers.FinishUpgrade())).upgrade
+
+    async def drain_broker(self, broker: str) -> DrainState:
+        """Have a broker give its partitions to the others, and return how far it is; call it again to see more. It is
+        given none until it is resumed, also after a restart.
+
+        Raises NotFound, and Refused for a broker that is away and for the last one that takes partitions.
+        """
+        return await self._do(brokers.DrainBroker(broker=broker))
+
+    async def resume_broker(self, broker: str) -> None:
+        """Let a broker that is drained take partitions again. Raises NotFound."""
+        await self._do(brokers.ResumeBroker(broker=broker))
+
+    async def remove_broker(self, broker: str) -> None:
+        """Forget a broker that is away, with what is left over of its log: its data directory cannot be used any more.
+        Raises NotFound, and Refused while it lives or partitions wait for it."""
+        await self._do(brokers.RemoveBroker(broker=broker))

@@ -51,6 +51,7 @@ class Aliases(metaclass=ShortHelp):
     unload_topic = alias("topics", Topics.unload)
     set_ack_level = alias("topics", Topics.set_ack_level)
     take_over_topic = alias("topics", Topics.take_over)
+    move_topic = alias("topics", Topics.move)
     leftovers = alias("topics", Topics.leftovers)
     salvage_topic = alias("topics", Topics.salvage)
     truncate_topic = alias("topics", Topics.truncate)

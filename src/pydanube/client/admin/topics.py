@@ -23,6 +23,7 @@ from typing import Final, Literal, Unpack
 
 from pydanube.client.positions import AnyPosition
 from pydanube.client.settings import check_count
+from pydanube.model.cluster import PartitionMoved
 from pydanube.model.errors import Invalid
 from pydanube.model.leftovers import Leftover, Loss
 from pydanube.model.limits import PARTITIONS_MAX
@@ -206,6 +207,21 @@ class Topics(PolicyArea):
         finally:
             self._client._brokers.moved(str(name))
         return taken.losses
+
+    async def move(self, topic: str, to: str, *, partition: int = 0) -> PartitionMoved:
+        """Have the owner of a partition give it to the broker `to`; return which broker had it.
+
+        Open producers and consumers continue by themselves; what was delivered and not acked is redelivered. Raises
+        NotFound if there is no such partition or broker, and Refused, which says what helps, if the broker takes no
+        partitions, has this one already, or the partition cannot be moved now.
+        """
+        if partition < 0:
+            raise Invalid(f"partition {partition} is out of range: use 0 or more")
+        name = TopicName.parse(topic)
+        try:
+            return await self._client._do(topics.MoveTopic(topic=name, partition=partition, to=to))
+        finally:
+            self._client._brokers.moved(str(name))
 
     async def leftovers(self, broker: str = "") -> builtins.list[Leftover]:
         """Return what brokers, or one of them, still have of partitions that others took over."""

@@ -1,8 +1,8 @@
 """danube_admin: brokers, the cluster and namespaces.
 
-Any broker answers for the whole cluster. The leader is the coordinator. What this release does not have, moving topics
-between brokers and changing the members by a call, answers UNIMPLEMENTED and says why. The API has both names and
-numbers of brokers: the number is that of the broker's session, and 1 for a broker that is no part of a cluster.
+Any broker answers for the whole cluster. The leader is the coordinator. What this release does not have, changing the
+members by a call, answers UNIMPLEMENTED and says why. The API has both names and numbers of brokers: the number is that
+of the broker's session, and 1 for a broker that is no part of a cluster.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import msgspec
 
 from pydanube.broker import Broker
 from pydanube.model.cluster import AWAY, BrokerStatus
-from pydanube.model.errors import NotFound, Unavailable
+from pydanube.model.errors import Invalid, NotFound, Unavailable
 from pydanube.model.names import parse_namespace
-from pydanube.operations.brokers import DescribeBroker
+from pydanube.operations.brokers import DescribeBroker, DrainBroker, ResumeBroker
 from pydanube.operations.namespaces import CreateNamespace, DeleteNamespace, GetPolicies, ListNamespaces
 
 from .calls import Call
@@ -31,6 +31,9 @@ BROKER_NUMBER: Final = 1
 
 ACTIVE: Final = "active"
 
+ASKED_EVERY_S: Final = 0.2
+"""How often a broker that is unloaded is asked how far it is."""
+
 Method = Callable[[Any, Call, Any], Awaitable[Any]]
 
 
@@ -41,7 +44,6 @@ def _refusing(why: str) -> Method:
     return method
 
 
-_NOT_MOVED: Final = "this broker cannot give its topics to another: each stays with the broker whose log holds it"
 _NO_MEMBERS: Final = "this broker adds and removes no nodes: a broker joins its cluster when it is started"
 
 
@@ -67,13 +69,40 @@ class BrokerAdmin(BrokerService):
     async def list_namespaces(self, call: Call, _request: Any) -> Any:
         return ADMIN["NamespaceListResponse"](namespaces=(await self._do(call, ListNamespaces())).names)
 
-    unload_broker = _refusing(_NOT_MOVED)
+    async def unload_broker(self, call: Call, request: Any) -> Any:
+        if request.namespaces_include or request.namespaces_exclude:
+            raise Invalid("a broker is unloaded as a whole: name no namespaces, or move their topics one by one")
+        self._broker.check_needs(call.principal, DrainBroker(broker=request.broker_id))
+        name = check_broker(self._broker, call, request.broker_id)
+        known = self._broker.cluster.describe(call.principal).brokers
+        total = next(one.partitions for one in known if one.name == name)
+        if request.dry_run:
+            return ADMIN["UnloadBrokerResponse"](started=False, total=total, pending=total)
+        clock = self._resources.clock
+        end = clock.monotonic() + request.timeout_seconds
+        state = await self._do(call, DrainBroker(broker=name))
+        while state.partitions > state.stuck and clock.monotonic() < end:
+            await clock.sleep(ASKED_EVERY_S)
+            state = await self._do(call, DrainBroker(broker=name))
+        return ADMIN["UnloadBrokerResponse"](
+            started=True,
+            total=max(total, state.partitions),
+            succeeded=max(0, total - state.partitions),
+            failed=state.stuck,
+            pending=state.partitions - state.stuck,
+            failed_topics=[
+                client_names(self._broker, call.principal, one.topic)[one.partition] for one in state.examples
+            ],
+        )
 
     async def activate_broker(self, call: Call, request: Any) -> Any:
+        self._broker.check_needs(call.principal, ResumeBroker(broker=request.broker_id))
         name = check_broker(self._broker, call, request.broker_id)
+        if not self._broker.is_alone:
+            await self._do(call, ResumeBroker(broker=name))
         if all(one.name != name or one.state == AWAY for one in self._broker.cluster.describe(call.principal).brokers):
             raise Unavailable(f"broker {name!r} is away: start it again")
-        return ADMIN["ActivateBrokerResponse"](success=True)  # it is active as long as it runs
+        return ADMIN["ActivateBrokerResponse"](success=True)
 
     async def get_cluster_balance(self, call: Call, _request: Any) -> Any:
         living = [one for one in self._broker.cluster.describe(call.principal).brokers if one.state != AWAY]
