@@ -15,6 +15,7 @@ from uuid import UUID
 import avro.schema
 import fastavro
 import msgspec
+import pyarrow as pa
 import pydantic
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, struct_pb2, text_format, timestamp_pb2
@@ -24,6 +25,7 @@ from hypothesis import strategies as st
 from pydanube.client.typed.schema_sources import value_type_of
 from pydanube.client.typed.value_type import ValueType, WriterSchema
 from pydanube.formats import parse_schema
+from pydanube.formats.columns import column_fields
 from pydanube.model.errors import Invalid
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat
 
@@ -49,6 +51,11 @@ class Order(msgspec.Struct, tag="order"):
     colour: Colour
     raw: bytes
     attributes: dict[str, int]
+
+
+class Visitor(msgspec.Struct):
+    name: str
+    born: Annotated[datetime, msgspec.Meta(description="of a guest")]
 
 
 @dataclasses.dataclass
@@ -490,3 +497,27 @@ def test_generated_json_schemas_are_closed_unless_the_class_says_otherwise() -> 
     assert document["additionalProperties"] is True
     assert document["$defs"]["Address"]["additionalProperties"] is False
     assert msgspec.json.decode(value_type_of(Point).definition.text)["$defs"]["Point"]["additionalProperties"] is False
+
+
+def test_times_of_dataclasses_and_structs_are_columns_of_times() -> None:
+    @dataclasses.dataclass
+    class Stay:
+        room: str
+        came: datetime
+        left: datetime | None
+        visits: list[datetime]
+        nights: dict[str, list[datetime | None]]
+        guest: Visitor
+        note: str | None = None
+
+    time = pa.timestamp("us", tz="UTC")
+    columns = {one.name: one.type for one in column_fields(parse_schema(value_type_of(Stay).definition))}
+    assert columns == {
+        "room": pa.string(),
+        "came": time,
+        "left": time,
+        "visits": pa.list_(time),
+        "nights": pa.map_(pa.string(), pa.list_(time)),
+        "guest": pa.struct({"name": pa.string(), "born": time}),
+        "note": pa.string(),
+    }

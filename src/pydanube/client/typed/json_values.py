@@ -20,6 +20,7 @@ from pydanube.model.errors import Invalid
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat
 from pydanube.model.text import one_line
 
+from .struct_schemas import struct_schema
 from .value_type import ValueType, not_a_value
 
 _MAPS: Final = ("$defs", "properties")
@@ -93,7 +94,7 @@ class JsonValues(ValueType[Any]):
 def struct_values(kind: Any) -> JsonValues:
     """Return the values of a msgspec Struct or a dataclass. Raises Invalid if msgspec does not support a field."""
     try:
-        document = msgspec.json.schema(kind)
+        document = struct_schema(kind)
         load: Callable[[bytes], Any] = msgspec.json.Decoder(kind).decode
     except Exception as error:  # TypeError, NameError of annotations, and others
         raise _unsupported(kind, error) from error
