@@ -6,7 +6,6 @@ from typing import TypedDict
 
 from pydanube.client.connection.routing import Brokers
 from pydanube.client.lifecycle import Openable
-from pydanube.codec.native import requests
 from pydanube.model.paging import NamePage, PageQuery, page_of_names
 from pydanube.operations import AnswerT, Operation, answer_of
 
@@ -20,19 +19,6 @@ class Asking(Openable):
         """Ask any broker for an operation, again after a disconnect if it may be repeated, and return the answer."""
         self._check_open()
         return await self._brokers.call(operation, answer_of(type(operation)), repeatable=operation.may_repeat)
-
-    async def _request(self, request: requests.Request, answer: type[requests.StructT]) -> requests.StructT:
-        """Send a request to any broker, again after a disconnect, and return the answer."""
-        self._check_open()
-        return await self._brokers.call(request, answer)
-
-    async def _request_once(self, request: requests.Request) -> None:
-        await self._answer_once(request, requests.Done)
-
-    async def _answer_once(self, request: requests.Request, answer: type[requests.StructT]) -> requests.StructT:
-        """Send a request to any broker once, and return the answer."""
-        self._check_open()
-        return await self._brokers.call(request, answer, repeatable=False)
 
 
 class Area:
