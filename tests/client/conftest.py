@@ -37,7 +37,7 @@ async def client(url: str) -> AsyncIterator[pydanube.Client]:
 @pytest.fixture
 async def operator(url: str, request: pytest.FixtureRequest) -> AsyncIterator[pydanube.Client]:
     """A second client, which needs no wire."""
-    direct = f"danube://127.0.0.1:{request.getfixturevalue('wire').target}" if "wire" in request.fixturenames else url
+    direct = f"danube://{request.getfixturevalue('wire').target}" if "wire" in request.fixturenames else url
     async with pydanube.connect(direct) as client:
         yield client
 

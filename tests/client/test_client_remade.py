@@ -178,7 +178,7 @@ async def test_not_found_removes_the_cached_route(
     wire: Wire, hear: Callable[[Client, Wire, Callable[[], Awaitable[None]]], Awaitable[None]]
 ) -> None:
     async with (
-        pydanube.connect(f"danube://127.0.0.1:{wire.target}") as operator,
+        pydanube.connect(f"danube://{wire.target}") as operator,
         pydanube.connect(wire.url) as client,
         client.stager("query", run="run", batch_id=0) as stager,
     ):

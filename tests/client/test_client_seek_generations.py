@@ -4,10 +4,11 @@ have no effect on the replayed messages, and it continues with what is delivered
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from client_harness import TOPIC, nobody_is_attached
+from client_harness import TOPIC, nobody_is_attached, take
 from flaky_wire import Wire
 
 import pydanube
@@ -26,10 +27,6 @@ async def publish(client: Client, count: int = 20) -> None:
         for number in range(count):
             producer.send_nowait(b"%d" % number, key=f"user-{number % 5}")
         await producer.flush()
-
-
-async def take(consumer: Consumer, count: int = 20) -> list[Message]:
-    return [await consumer.receive(timeout=60) for _ in range(count)]
 
 
 def payloads(messages: list[Message]) -> list[bytes]:
@@ -68,7 +65,7 @@ async def test_acks_and_nacks_of_messages_from_before_a_seek_have_no_effect(
             while sum(map(len, received)) < 20:
                 received.append(await consumer.receive_batch(timeout=60))
         else:
-            received = [*await take(consumer)]
+            received = [*await take(consumer, 20)]
         if how == "coalesced":
             for one in received:
                 await consumer.ack(one)
@@ -85,7 +82,7 @@ async def test_acks_and_nacks_of_messages_from_before_a_seek_have_no_effect(
         await consumer.flush()
         assert set(await position(operator)) == {0}
     async with operator.consumer(TOPIC, subscription="billing", type=kind) as another:
-        again = await take(another)
+        again = await take(another, 20)
         assert payloads(again) == [b"%d" % number for number in range(20)]
         assert {one.redeliveries for one in again} == {0}
 
@@ -96,7 +93,7 @@ async def test_a_consumer_that_was_attached_during_a_seek_receives_the_replay_an
 ) -> None:
     await publish(client)
     async with client.consumer(TOPIC, subscription="billing", type=kind, start="earliest") as consumer:
-        old = await take(consumer)
+        old = await take(consumer, 20)
         await operator.seek(TOPIC, "billing", 5)
         await heard_of_a_seek(consumer)
         again = await take(consumer, 15)
@@ -137,13 +134,13 @@ async def test_the_credit_of_messages_that_a_seek_dropped_is_granted_again(clien
             before = source.acks.generation
             await operator.seek(TOPIC, "billing", "earliest")
             await heard_of_a_seek(consumer, before)
-        assert [message.offset for message in await take(consumer)] == list(range(20))
+        assert [message.offset for message in await take(consumer, 20)] == list(range(20))
 
 
 async def test_the_ack_timeout_of_messages_from_before_a_seek_ends_with_it(client: Client, operator: Client) -> None:
     await publish(client)
     async with client.consumer(TOPIC, subscription="billing", start="earliest", ack_timeout=3600) as consumer:
-        await take(consumer)
+        await take(consumer, 20)
         (source,) = sources(consumer)
         old = source.acks
         assert old.timeouts is not None and len(old.timeouts) == 20
@@ -159,7 +156,7 @@ async def test_a_flush_does_not_wait_for_acks_that_another_clients_seek_made_obs
 ) -> None:
     await publish(client)
     async with client.consumer(TOPIC, subscription="billing", start="earliest", ack_linger_ms=LATER_MS) as consumer:
-        for message in await take(consumer):
+        for message in await take(consumer, 20):
             await consumer.ack(message)
         seeking = asyncio.create_task(operator.seek(TOPIC, "billing", "earliest"))
         async with asyncio.timeout(20):
@@ -206,16 +203,12 @@ async def test_acks_through_a_subscription_that_was_deleted_do_not_count_for_the
 
 
 async def test_a_seek_and_a_restart_during_a_disconnect_make_acks_obsolete(tmp_path: Path) -> None:
-    wire = Wire()
-    server = await asyncio.start_server(wire.accept, "127.0.0.1", 0)
-    wire.port = server.sockets[0].getsockname()[1]
-    client = pydanube.connect(wire.url)
-    try:
+    async with Wire("") as wire, AsyncExitStack() as stack:
         async with testing.broker(tmp_path / "data", server_advertised=wire.address) as url:
-            wire.target = int(url.rsplit(":", 1)[1])
-            await client.open()
+            wire.target = url.removeprefix("danube://")
+            client = await stack.enter_async_context(pydanube.connect(wire.url))
             await publish(client, 10)
-            consumer = await client.consumer(TOPIC, subscription="billing", start="earliest")
+            consumer = await stack.enter_async_context(client.consumer(TOPIC, subscription="billing", start="earliest"))
             messages = await take(consumer, 10)
             wire.open_for_new = False
             wire.cut()
@@ -225,13 +218,9 @@ async def test_a_seek_and_a_restart_during_a_disconnect_make_acks_obsolete(tmp_p
                 await until(lambda: nobody_is_attached(operator))
                 await operator.seek(TOPIC, "billing", "earliest")
         async with testing.broker(tmp_path / "data", server_advertised=wire.address) as url:
-            wire.target = int(url.rsplit(":", 1)[1])
+            wire.target = url.removeprefix("danube://")
             wire.open_for_new = True
             assert [message.offset for message in await take(consumer, 10)] == list(range(10))
             await consumer.flush()
             assert await position(client) == [0]
-            await consumer.close()
-            await client.close()
-    finally:
-        await wire.close()
-        server.close()
+            await stack.aclose()

@@ -174,7 +174,7 @@ async def test_connections_that_end_while_staging_neither_lose_nor_repeat(client
         stages = await stager.finish()
     wire.answers_flow = False
     committing = asyncio.create_task(client.commit_stages("query", "run", 0, stages, wait_ms=5_000))
-    async with pydanube.connect(f"danube://127.0.0.1:{wire.target}") as other:
+    async with pydanube.connect(f"danube://{wire.target}") as other:
         await until(lambda: _committed(other))
     wire.answers_flow = True
     wire.cut()

@@ -1,4 +1,4 @@
-"""A TCP proxy that delays, cuts one way or both, and freezes, and who holds a connection to it."""
+"""A TCP proxy that delays, cuts one way or both, loses answers, and freezes, and who holds a connection to it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Self
 
 
 class FaultyProxy:
@@ -17,6 +18,12 @@ class FaultyProxy:
         self._may_pass = may_pass
         self.target = target
         self.port = 0
+        self.connections = 0
+        """How many there have been to the target."""
+        self.open_for_new = True
+        """False: new connections are aborted."""
+        self.answers_flow = True
+        """False: bytes from the server are read and dropped."""
         self.delay_s = 0.0
         self.to_server = True
         """Whether bytes of the client reach the server; else they wait."""
@@ -64,6 +71,13 @@ class FaultyProxy:
         self._changed.set()
         self._changed = asyncio.Event()
 
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
     async def close(self) -> None:
         await self.refuse()
         for task in list(self._tasks):
@@ -72,20 +86,24 @@ class FaultyProxy:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         host, _, port = self.target.rpartition(":")
+        if not self.open_for_new:
+            writer.transport.abort()
+            return
         try:
             far_reader, far_writer = await asyncio.open_connection(host, int(port))
             first = await reader.read(65536) if self._may_pass else b""
         except OSError:
             writer.transport.abort()
             return
+        self.connections += 1
         client = self.client_name(writer.get_extra_info("peername")[1]) if self.client_name else ""
         pairs = [
-            (reader, far_writer, first, lambda: self.to_server and client not in self.banned),
-            (far_reader, writer, b"", lambda: self.to_client and client not in self.banned),
+            (reader, far_writer, first, lambda: self.to_server and client not in self.banned, False),
+            (far_reader, writer, b"", lambda: self.to_client and client not in self.banned, True),
         ]
         if self._may_pass is not None:
             allowed = partial(self._may_pass, first.decode("latin-1"))
-            pairs = [(*pair[:3], allowed) for pair in pairs]
+            pairs = [(*pair[:3], allowed, pair[4]) for pair in pairs]
         self._writers |= {writer, far_writer}
         tasks = [asyncio.ensure_future(self._pump(*pair)) for pair in pairs]
         self._tasks.update(tasks)
@@ -100,11 +118,18 @@ class FaultyProxy:
                 one.transport.abort()
 
     async def _pump(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, first: bytes, may_pass: Callable[[], bool]
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        first: bytes,
+        may_pass: Callable[[], bool],
+        are_answers: bool,
     ) -> None:
         with contextlib.suppress(OSError):
             while received := first or await reader.read(65536):
                 first = b""
+                if are_answers and not self.answers_flow:
+                    continue
                 if self.delay_s:
                     await asyncio.sleep(self.delay_s)
                 while not may_pass():
