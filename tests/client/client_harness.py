@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from pydanube import Client, Consumer
@@ -9,6 +13,23 @@ from pydanube.client.connection.connection import Connection
 from pydanube.client.consuming.messages import Message
 
 TOPIC = "/default/orders"
+
+
+@asynccontextmanager
+async def server_that_says(
+    answer: bytes, *, ends: bool = False, context: ssl.SSLContext | None = None
+) -> AsyncIterator[str]:
+    """Yield the address of a server that answers the first bytes of a client with `answer`, then ends or waits."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1 << 16)
+        writer.write(answer)
+        if not ends:
+            await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context) as server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
 def numbered(count: int, start: int = 0) -> list[bytes]:

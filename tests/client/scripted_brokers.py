@@ -6,8 +6,9 @@ Each has its own opinion about the owner, as a broker that was cut off from its 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 
 from pydanube.codec.batch import Batch, encode
 from pydanube.codec.native import frames, requests
@@ -29,6 +30,10 @@ class ScriptedBroker:
         self.address = ""
         self.owner = ""
         """The owner that it names in lookups and NotOwner answers; empty: it knows none."""
+        self.claims_partition = False
+        """Whether it names itself in lookups all the same."""
+        self.opens_producers = False
+        """Whether it opens producers although it is not the owner."""
         self.route_epoch = 0
         self.epoch = 0
         """The epoch under which it answers as the owner; 0: it does not own the partition."""
@@ -55,6 +60,10 @@ class ScriptedBroker:
         self.credited = 0
         """How many grants of credit it got."""
         self.stored: list[bytes] = []
+        self.pings = 0
+        self.holds_publishes = False
+        """Whether what is published is answered by the functions in `held`."""
+        self.held: list[Callable[[], object]] = []
         self._server: asyncio.Server | None = None
         self._sessions: set[BrokerConnection] = set()
 
@@ -106,7 +115,7 @@ class ScriptedBroker:
             case topics.Lookup():
                 self.lookups += 1
                 topic = str(request.topic)
-                owners = [self.owner, *self.others]
+                owners = [self.address if self.claims_partition else self.owner, *self.others]
                 routes = [
                     topics.PartitionRoute(index, "" if topic in self.away else owner, self.route_epoch)
                     for index, owner in enumerate(owners)
@@ -120,6 +129,8 @@ class ScriptedBroker:
                 return requests.Done()
             case requests.CloseProducer() | requests.CloseConsumer():
                 return requests.Done()
+            case requests.OpenProducer() if self.opens_producers:
+                return requests.ProducerOpened(1, 1, 0)
         self.check_owner()
         match request:
             case requests.OpenProducer():
@@ -183,6 +194,7 @@ class BrokerConnection:
                 welcome.keep_alive_ms = self.broker.keep_alive_ms
                 self._send(FrameKind.WELCOME, welcome, received.correlation)
             case FrameKind.PING:
+                self.broker.pings += 1
                 self.framed.send(frames.encode(FrameKind.PONG, correlation=received.correlation))
             case FrameKind.REQUEST:
                 request = requests.decode_request(received.head)
@@ -205,7 +217,11 @@ class BrokerConnection:
         (handle,) = frames.PUBLISH.unpack(received.head)
         base = len(self.broker.stored)
         self.broker.stored += [bytes(one) for one in Batch.open(bytearray(received.body)).payloads]
-        self.framed.send(frames.encode_published(received.correlation, handle, base, self.broker.epoch, False))
+        published = frames.encode_published(received.correlation, handle, base, self.broker.epoch, False)
+        if self.broker.holds_publishes:
+            self.broker.held.append(partial(self.framed.send, published))
+        else:
+            self.framed.send(published)
 
     def _fetch(self, fetch: requests.Fetch, correlation: int) -> None:
         """Answer with one message of the log, or with none at its end."""

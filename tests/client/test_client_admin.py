@@ -11,10 +11,6 @@ from client_harness import TOPIC, numbered, position, publish
 
 import pydanube
 from pydanube import BacklogAction, Client, Conflict, FailurePolicy, Invalid, NotFound, Refused
-from pydanube.client.admin.access import Access
-from pydanube.client.admin.aliases import Aliases
-from pydanube.client.admin.topics import Namespaces, Topics
-from pydanube.client.blocking.areas import BlockingAccess, BlockingAliases, BlockingNamespaces, BlockingTopics
 
 
 async def test_policies_are_inherited_set_and_inherited_again(client, topic):
@@ -244,23 +240,6 @@ def test_a_client_says_which_cluster_it_is_connected_to_and_counts_partitions(tm
         assert client.cluster == first
     with pydanube.testing.broker_thread(tmp_path / "two") as url, pydanube.connect_blocking(url) as client:
         assert client.cluster != first
-
-
-def test_no_method_of_the_client_is_missing_from_the_blocking_one() -> None:
-    for kind, blocking in (
-        (pydanube.Client, pydanube.BlockingClient),
-        (pydanube.Producer, pydanube.BlockingProducer),
-        (pydanube.Consumer, pydanube.BlockingConsumer),
-        (pydanube.Reader, pydanube.BlockingReader),
-        (pydanube.DeadLetters, pydanube.BlockingDeadLetters),
-        (Topics, BlockingTopics),
-        (Namespaces, BlockingNamespaces),
-        (Access, BlockingAccess),
-        (pydanube.Schemas, pydanube.BlockingSchemas),
-    ):
-        public = {name for name in dir(kind) if not name.startswith("_")}
-        assert public - set(dir(blocking)) == set()
-    assert vars(Aliases).keys() == vars(BlockingAliases).keys()
 
 
 def test_help_shows_the_areas_of_a_client_and_not_the_aliases(client: Client) -> None:

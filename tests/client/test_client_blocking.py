@@ -20,10 +20,13 @@ import pydanube
 from pydanube import (
     BlockingClient,
     BlockingConsumer,
+    BlockingDeadLetters,
     BlockingProducer,
     BlockingReader,
+    BlockingSchemas,
     Client,
     Consumer,
+    DeadLetters,
     Full,
     Invalid,
     NotFound,
@@ -31,10 +34,16 @@ from pydanube import (
     Reader,
     Receipt,
     Refused,
+    Schemas,
     StaleEpoch,
     Unavailable,
     testing,
 )
+from pydanube.client import Access, BlockingAccess
+from pydanube.client.admin.storage import Storage
+from pydanube.client.admin.subscriptions import Subscriptions
+from pydanube.client.admin.topics import Namespaces, Topics
+from pydanube.client.blocking.areas import BlockingNamespaces, BlockingStorage, BlockingSubscriptions, BlockingTopics
 from pydanube.client.blocking.loop_thread import LoopThread
 from pydanube.runtime.clock import SystemClock
 
@@ -278,15 +287,29 @@ def test_a_forked_child_is_refused_and_has_to_connect_again(url: str, client: Bl
 
 @pytest.mark.parametrize(
     ("asynchronous", "blocking"),
-    [(Client, BlockingClient), (Producer, BlockingProducer), (Consumer, BlockingConsumer), (Reader, BlockingReader)],
+    [
+        (Client, BlockingClient),
+        (Producer, BlockingProducer),
+        (Consumer, BlockingConsumer),
+        (Reader, BlockingReader),
+        (DeadLetters, BlockingDeadLetters),
+        (Topics, BlockingTopics),
+        (Namespaces, BlockingNamespaces),
+        (Subscriptions, BlockingSubscriptions),
+        (Storage, BlockingStorage),
+        (Schemas, BlockingSchemas),
+        (Access, BlockingAccess),
+    ],
 )
 def test_the_surface_is_the_same(asynchronous: type, blocking: type) -> None:
-    """Every public method of the async form is there, with the same parameters."""
-    for name, method in inspect.getmembers(asynchronous, inspect.isfunction):
-        if name.startswith("_"):
-            continue
-        wanted = list(inspect.signature(method).parameters)
-        assert list(inspect.signature(getattr(blocking, name)).parameters) == wanted, name
+    """Every public name of the async form is there, and methods have the same parameters."""
+    names = {name for kind in asynchronous.__mro__ for name in vars(kind) if not name.startswith("_")}
+    for name in names:
+        public = inspect.getattr_static(asynchronous, name)
+        assert hasattr(blocking, name), name
+        if inspect.isfunction(public):
+            wanted = list(inspect.signature(public).parameters)
+            assert list(inspect.signature(getattr(blocking, name)).parameters) == wanted, name
 
 
 def test_importing_the_package_is_light_and_everything_in_it_can_be_had() -> None:

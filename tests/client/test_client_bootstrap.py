@@ -6,12 +6,11 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from brokers import free_port
+from client_harness import server_that_says
 from impatient_clock import ImpatientClock
 
 import pydanube
@@ -20,25 +19,6 @@ from pydanube.client.connection.discovery import find_brokers
 from pydanube.client.connection.servers import BrokerAddress
 
 TOPIC = "/default/orders"
-
-
-@asynccontextmanager
-async def server_that_says(answer: bytes) -> AsyncIterator[str]:
-    """Yield the address of a server that answers every request with these bytes, and then waits."""
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(answer)
-        if answer.startswith(b"HTTP/"):
-            writer.close()
-        else:
-            await reader.read()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    try:
-        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    finally:
-        server.close()
 
 
 def http(status: str, body: bytes = b"") -> bytes:
@@ -111,7 +91,7 @@ async def test_a_broker_that_starts_later_is_found(tmp_path: Path) -> None:
     ],
 )
 async def test_what_is_wrong_with_an_address_is_said_at_once(answer: bytes, told: str) -> None:
-    async with server_that_says(answer) as address:
+    async with server_that_says(answer, ends=answer.startswith(b"HTTP/")) as address:
         with pytest.raises(Invalid, match=told):
             await pydanube.connect(f"http://{address}", timeout=60).open()
 
@@ -125,7 +105,7 @@ async def test_what_is_wrong_with_an_address_is_said_at_once(answer: bytes, told
     ],
 )
 async def test_what_may_pass_is_tried_again(answer: bytes, told: str) -> None:
-    async with server_that_says(answer) as address:
+    async with server_that_says(answer, ends=answer.startswith(b"HTTP/")) as address:
         with pytest.raises(Unavailable, match=told):
             await Client(f"http://{address}", clock=ImpatientClock()).open()
 
@@ -139,7 +119,7 @@ async def test_the_native_port_is_recognised(tmp_path: Path) -> None:
 async def test_a_chunked_answer_of_a_proxy_is_read() -> None:
     body = b'{"brokers": [{"node": "a", "addresses": {"native": "10.0.0.2:6655", "more": 1}}, {"node": "b"}]}'
     chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
-    async with server_that_says(chunked) as address:
+    async with server_that_says(chunked, ends=True) as address:
         assert await find_brokers([BrokerAddress.parse(address)], 60) == [BrokerAddress("10.0.0.2", 6655)]
 
 

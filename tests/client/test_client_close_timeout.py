@@ -10,13 +10,11 @@ from typing import NamedTuple
 
 import pytest
 from flaky_wire import Wire
+from scripted_brokers import scripted_brokers
 
 import pydanube
 from pydanube import Invalid, Unavailable, testing
 from pydanube.client.connection import routing
-from pydanube.codec.native import frames, requests
-from pydanube.codec.native.frames import Frame, FrameKind
-from pydanube.operations import topics
 from waiting import until
 
 TOPIC = "/default/orders"
@@ -102,14 +100,16 @@ async def test_closing_what_has_nothing_to_wait_for_takes_no_time(client: pydanu
 
 async def test_a_broker_that_answers_pings_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routing, "CLOSE_INTERVAL_SECONDS", 0.05)
-    async with slow_broker() as slow, asyncio.timeout(60):
+    async with scripted_brokers(1) as (slow,), asyncio.timeout(60):
+        slow.holds_publishes = True
         client = await pydanube.connect(f"danube://{slow.address}", timeout=FOREVER)
         producer = await client.producer(TOPIC)
         producer.send_nowait(b"x")
         closing = asyncio.create_task(producer.close())
         await until(lambda: slow.pings > 8)
         assert not closing.done()
-        slow.answer_publishes()
+        for answer in slow.held:
+            answer()
         await closing
         await client.close()
 
@@ -132,61 +132,3 @@ def test_without_await(tmp_path: Path) -> None:
     producer.send_nowait(b"two")
     with pytest.raises(Unavailable, match=r"1 queued message was not published.*0\.1 s"):
         client.close(timeout=0.1)
-
-
-class SlowBroker:
-    """Greets, opens a producer, answers pings, and keeps the answers to publishes until it is told to send them."""
-
-    def __init__(self) -> None:
-        self.address = ""
-        self.pings = 0
-        self._kept: list[tuple[asyncio.StreamWriter, bytes]] = []
-
-    def answer_publishes(self) -> None:
-        for writer, answer in self._kept:
-            writer.write(answer)
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            await reader.readexactly(len(frames.PREAMBLE))
-            while True:
-                header = await reader.readexactly(frames.HEADER.size)
-                rest = await reader.readexactly(frames.frame_length(memoryview(header)) - len(header))
-                self._receive(frames.decode(memoryview(header + rest)), writer)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            writer.close()
-
-    def _receive(self, frame: Frame, writer: asyncio.StreamWriter) -> None:
-        match frame.kind:
-            case FrameKind.HELLO:
-                writer.write(frames.encode(FrameKind.WELCOME, encoded(requests.Welcome(version=1, broker="slow"))))
-            case FrameKind.PING:
-                self.pings += 1
-                writer.write(frames.encode(FrameKind.PONG, b"", frame.correlation))
-            case FrameKind.PUBLISH:
-                answer = frames.encode(FrameKind.PUBLISHED, frames.PUBLISHED.pack(1, 0, 1), frame.correlation)
-                self._kept.append((writer, answer))
-            case FrameKind.REQUEST:
-                match requests.decode_request(frame.head):
-                    case topics.Lookup() as lookup:
-                        route = topics.Route(
-                            str(lookup.topic), 7, False, True, "durable", [topics.PartitionRoute(0, "")]
-                        )
-                        writer.write(frames.encode(FrameKind.RESPONSE, encoded(route), frame.correlation))
-                    case requests.OpenProducer():
-                        opened = requests.ProducerOpened(handle=1, producer_id=1, producer_epoch=1)
-                        writer.write(frames.encode(FrameKind.RESPONSE, encoded(opened), frame.correlation))
-                    case _:
-                        writer.write(frames.encode(FrameKind.RESPONSE, encoded(requests.Done()), frame.correlation))
-
-
-def encoded(answer: object) -> bytes:
-    return requests.encode(answer)  # type: ignore[arg-type]
-
-
-@asynccontextmanager
-async def slow_broker() -> AsyncIterator[SlowBroker]:
-    slow = SlowBroker()
-    async with await asyncio.start_server(slow.serve, "127.0.0.1", 0) as server:
-        slow.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        yield slow

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
+from client_harness import server_that_says
 
 import pydanube
 from pydanube import NotFound, Unavailable
@@ -121,14 +122,11 @@ async def test_no_call_waits_longer_for_an_answer_than_the_timeout_of_the_client
 
 
 async def test_a_listed_broker_that_does_not_greet_leaves_time_for_the_next_one(url: str) -> None:
-    async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()
-        writer.close()
-
-    async with await asyncio.start_server(mute, "127.0.0.1", 0) as server:
-        first = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        async with pydanube.connect(f"danube://{first},{url.removeprefix('danube://')}", timeout=3) as client:
-            assert await client.list_topics() == []
+    async with (
+        server_that_says(b"") as first,
+        pydanube.connect(f"danube://{first},{url.removeprefix('danube://')}", timeout=3) as client,
+    ):
+        assert await client.list_topics() == []
 
 
 async def test_many_who_need_the_same_topic_look_it_up_once() -> None:

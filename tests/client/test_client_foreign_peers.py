@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from client_harness import server_that_says
 from hypothesis import given
 from hypothesis import strategies as st
 from impatient_clock import ImpatientClock
@@ -24,24 +24,6 @@ SSH = b"SSH-2.0-OpenSSH_9.6p1\r\n"
 TLS_ALERT = bytes.fromhex("15030300020246")
 HTTP2 = bytes.fromhex("000018040000000000000400400000000500400000000600004000fe0300000001")
 MYSQL = bytes.fromhex("4a0000000a382e302e33360008000000")
-
-
-@asynccontextmanager
-async def server_that_says(answer: bytes, *, ends: bool = False, context: ssl.SSLContext | None = None):  # type: ignore[no-untyped-def]
-    """The address of a server that answers the first bytes of a client with `answer`, then ends or waits."""
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(1 << 16)
-        writer.write(answer)
-        if not ends:
-            await reader.read()
-        writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
-    try:
-        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    finally:
-        server.close()
 
 
 @pytest.mark.parametrize("ends", [False, True])

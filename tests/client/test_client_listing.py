@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-import pydanube
 from pydanube import Client, Invalid
 from pydanube.client.admin.area import name_page
 from pydanube.model.paging import NamePage, PageQuery
@@ -55,12 +54,3 @@ def test_a_page_is_cut_from_the_whole_list_of_an_earlier_broker() -> None:
             break
         after = page.next
     assert listed == [f"n{number}" for number in reversed(range(7))]
-
-
-def test_the_blocking_client_lists_in_pages_too() -> None:
-    with pydanube.testing.broker_thread() as url, pydanube.connect_blocking(url) as client:
-        client.create_topic(TOPIC)
-        assert [one.topic for one in client.topic_page(limit=1).topics] == [TOPIC]
-        assert len(client.topic_summaries()) == 1
-        assert client.namespace_page().names == ["default"]
-        assert client.subscription_page(TOPIC).names == []

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from itertools import count
 from pathlib import Path
 from random import Random
 
 import pytest
-from client_harness import TOPIC, stored
+from brokers import free_port
+from client_harness import TOPIC, server_that_says, stored
 from flaky_wire import Wire, wired_broker
 from impatient_clock import StandingClock
+from scripted_brokers import scripted_brokers
 
 import pydanube
 from pydanube import Unavailable, testing
 from pydanube.client import lifecycle
 from pydanube.client.connection.connection import Connection
 from pydanube.client.connection.servers import BrokerAddress
-from pydanube.codec.native import frames, requests
-from pydanube.codec.native.frames import FrameKind
-from pydanube.model.errors import DanubeError, NotOwner
-from pydanube.operations import topics
-from pydanube.runtime import network
 from pydanube.runtime.clock import SystemClock
 from waiting import until
 
@@ -105,7 +103,7 @@ class TestProducers:
                 async with testing.broker(tmp_path / "other") as other:
                     async with pydanube.connect(other) as direct, direct.producer(TOPIC):
                         pass  # the number of our producer is known there, its messages are not
-                    wire.target = int(other.rsplit(":", 1)[1])
+                    wire.target = other.removeprefix("danube://")
                     wire.cut()
                     wire.answers_flow = True
                     async with asyncio.timeout(60):
@@ -295,17 +293,13 @@ class TestConnections:
             assert [receipt.offset for receipt in receipts] == list(range(10))
 
     async def test_a_port_that_says_nothing_is_unavailable_in_time(self) -> None:
-        async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.read()
-            writer.close()
-
-        async with await asyncio.start_server(mute, "127.0.0.1", 0) as server:
-            port = server.sockets[0].getsockname()[1]
+        async with server_that_says(b"") as address:
+            silent = BrokerAddress.parse(address)
             with pytest.raises(Unavailable, match="greet"):
-                await Connection.open(BrokerAddress("127.0.0.1", port), SystemClock(), timeout=0.5)
+                await Connection.open(silent, SystemClock(), timeout=0.5)
             with suppress(TimeoutError):
                 async with asyncio.timeout(0.05):
-                    await Connection.open(BrokerAddress("127.0.0.1", port), SystemClock(), timeout=5)
+                    await Connection.open(silent, SystemClock(), timeout=5)
 
     async def test_a_broker_that_falls_silent_is_given_up(self, tmp_path: Path) -> None:
         async with (
@@ -334,7 +328,7 @@ class TestConnections:
 
 async def broker_end(wire: Wire, end: int) -> None:
     """Wait until the broker has stored so much; ask it directly, not through the proxy."""
-    async with pydanube.connect(f"danube://127.0.0.1:{wire.target}") as direct:
+    async with pydanube.connect(f"danube://{wire.target}") as direct:
 
         async def there() -> bool:
             return (await direct.partitions(TOPIC))[0].end_offset >= end
@@ -344,7 +338,7 @@ async def broker_end(wire: Wire, end: int) -> None:
 
 async def broker_position(wire: Wire, position: int) -> None:
     """Wait until the broker knows so many acks of the subscription; ask it directly, not through the proxy."""
-    async with pydanube.connect(f"danube://127.0.0.1:{wire.target}") as direct:
+    async with pydanube.connect(f"danube://{wire.target}") as direct:
 
         async def there() -> bool:
             return (await direct.describe_subscription(TOPIC, "billing")).partitions[0].position >= position
@@ -364,68 +358,14 @@ async def break_now_and_then(wire: Wire, random: Random) -> None:
         await asyncio.sleep(0.1)
 
 
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-class Signpost:
-    """A broker that owns no partition and answers NotOwner with the address of the owner."""
-
-    def __init__(self, framed: network.FramedConnection, owner: str, opens_producers: bool) -> None:
-        self.framed = framed
-        self.owner = owner
-        self.opens_producers = opens_producers
-
-    def frame_received(self, frame: memoryview) -> None:
-        if bytes(frame[: len(frames.PREAMBLE)]) == frames.PREAMBLE:
-            self.framed.frame_length = frames.frame_length
-            return
-        received = frames.decode(frame)
-        if received.kind is FrameKind.HELLO:
-            self.answer(FrameKind.WELCOME, requests.Welcome(version=1, broker="signpost"), received.correlation)
-        elif received.kind is FrameKind.REQUEST and isinstance(
-            asked := requests.decode_request(received.head), topics.Lookup
-        ):
-            here = topics.PartitionRoute(0, self.address)
-            route = topics.Route(str(asked.topic), 1, False, True, "durable", [here])
-            self.answer(FrameKind.RESPONSE, route, received.correlation)
-        elif received.kind is FrameKind.REQUEST and self.opens_producers and isinstance(asked, requests.OpenProducer):
-            self.answer(FrameKind.RESPONSE, requests.ProducerOpened(1, 1, 0), received.correlation)
-        elif received.correlation:
-            failure = requests.Failure.of(NotOwner("not mine", self.owner))
-            self.answer(FrameKind.ERROR, failure, received.correlation)
-
-    address = ""
-
-    def answer(self, kind: FrameKind, value: object, correlation: int) -> None:
-        self.framed.send(frames.encode(kind, requests.encode(value), correlation))  # type: ignore[arg-type]
-
-    def stream_broken(self, error: DanubeError) -> None:
-        self.framed.abort()
-
-    def writable_changed(self, writable: bool) -> None: ...
-    def connection_lost(self, error: Exception | None) -> None: ...
-
-
 @asynccontextmanager
-async def signpost(url: str, opens_producers: bool = False):  # type: ignore[no-untyped-def]
-    """The address of a signpost to the broker at `url`."""
-    owner = url.removeprefix("danube://")
-    preamble_first = network.Framing(frame_length=lambda _: len(frames.PREAMBLE), header_bytes=4)
-    server = await network.listen(
-        "127.0.0.1", 0, lambda framed: Signpost(framed, owner, opens_producers), preamble_first, SystemClock()
-    )
-    host, port = network.address_of(server)
-    Signpost.address = f"{host}:{port}"
+async def signpost(url: str, opens_producers: bool = False) -> AsyncIterator[str]:
+    """Yield the address of a broker that says it owns the partition, and then that the broker at `url` does."""
     async with pydanube.connect(url) as client:
         await client.create_topic(TOPIC)
         async with client.producer(TOPIC):
             pass  # producer 1: the signpost goes on as it
-    try:
-        yield Signpost.address
-    finally:
-        server.close()
+    async with scripted_brokers(1) as (sign,):
+        sign.brokers, sign.epoch, sign.route_epoch = [], 0, 0
+        sign.owner, sign.claims_partition, sign.opens_producers = url.removeprefix("danube://"), True, opens_producers
+        yield sign.address

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import threading
 
 import pytest
 
 import pydanube
 from pydanube import Client, Invalid, NotFound, Refused
-from pydanube.client.admin.schemas import Schemas
-from pydanube.client.blocking.client import BlockingSchemas
 from pydanube.client.producing.producer import Producer
 from pydanube.client.settings import ProducerSettings
 from pydanube.model.schemas import (
@@ -181,30 +178,3 @@ async def test_under_enforce_many_producers_get_everything_stored_in_their_order
     for number in range(3):
         mine = [one for one in found if one // 100_000 == number]
         assert mine == list(range(number * 100_000, number * 100_000 + 20_000))
-
-
-def test_the_blocking_registry_has_every_call() -> None:
-    asynchronous = {name for name in vars(Schemas) if name[0] != "_"}
-    assert {name for name in vars(BlockingSchemas) if name[0] != "_"} == asynchronous
-
-
-def test_the_blocking_client_registers_and_reads(tmp_path) -> None:
-    started, stop, urls = threading.Event(), threading.Event(), []
-
-    async def serve() -> None:
-        async with pydanube.testing.broker(tmp_path) as url:
-            urls.append(url)
-            started.set()
-            await asyncio.to_thread(stop.wait)
-
-    thread = threading.Thread(target=asyncio.run, args=(serve(),))
-    thread.start()
-    try:
-        assert started.wait(60)
-        with pydanube.connect_blocking(urls[0]) as client:
-            assert client.schemas.register("orders", "", format="string").version == 1
-            assert client.schemas.get("orders").definition.format is SchemaFormat.STRING
-            assert client.schemas.subjects() == ["orders"]
-    finally:
-        stop.set()
-        thread.join()

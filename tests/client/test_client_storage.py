@@ -156,17 +156,6 @@ async def test_an_unknown_topic_is_refused_by_name(client: Client) -> None:
         await client.storage_segments(TOPIC, 7)
 
 
-def test_the_blocking_client_does_the_same(tmp_path: Path) -> None:
-    with pydanube.testing.broker_thread(tmp_path / "data") as url, pydanube.connect_blocking(url) as client:
-        with client.producer(TOPIC) as producer:
-            producer.send_many([b"x"] * 10)
-        assert client.upload_storage().left_bytes == 0
-        assert client.storage_usage().total.messages == 10
-        assert len(client.storage_segments(TOPIC)) == 1
-        assert client.verify_storage().damages == []
-        assert client.collect_garbage() == StorageCollected()
-
-
 async def fill(client: Client, count: int = 30, partition: int = 0) -> None:
     """Publish messages in batches of ten."""
     async with client.producer(TOPIC, batch_messages=10, partition_by=partition) as producer:
@@ -229,10 +218,3 @@ async def test_a_consumer_with_messages_in_flight_goes_on_after_them(client: Cli
         await consumer.flush()
     (place,) = (await client.describe_subscription(TOPIC, "billing")).partitions
     assert (place.position, place.lag) == (30, 0)
-
-
-def test_without_await() -> None:
-    with pydanube.testing.broker_thread() as url, pydanube.connect_blocking(url) as client:
-        with client.producer(TOPIC) as producer:
-            producer.send(b"0")
-        assert client.truncate_topic(TOPIC, "latest") == {0: 1}

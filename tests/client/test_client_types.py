@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-import pydanube
 from pydanube import Client, Invalid, Refused
 
 TOPIC = "/default/orders"
@@ -82,17 +81,6 @@ async def test_what_fits_the_existing_subscription_needs_no_type(client, topic, 
 async def test_a_priority_out_of_range_is_refused(client: Client, priority: Any) -> None:
     with pytest.raises(Invalid, match="priority"):
         client.consumer(TOPIC, subscription="billing", type="failover", priority=priority)
-
-
-def test_without_await() -> None:
-    with pydanube.testing.broker_thread() as url, pydanube.connect_blocking(url) as client:
-        client.create_topic(TOPIC)
-        client.create_subscription(TOPIC, "billing", type="shared")
-        with client.consumer(TOPIC, subscription="billing") as consumer, client.producer(TOPIC) as producer:
-            assert str(consumer.type) == "shared"
-            producer.send(b"0")
-            with pytest.raises(Refused, match="no cumulative ack"):
-                consumer.ack_cumulative(consumer.receive(timeout=60))
 
 
 async def test_whoever_tries_again_after_refusals_hears_that_he_is_cancelled(client: Client) -> None:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 import pydanube
-from pydanube import Invalid, testing
+from pydanube import Invalid
 from pydanube.client.connection.servers import parse_servers
 
 HERE = "danube://127.0.0.1:6655"
@@ -47,22 +43,3 @@ async def test_an_async_client_connects_to_it(url: str, monkeypatch: pytest.Monk
     monkeypatch.setenv("DANUBE_URL", url)
     async with pydanube.connect() as client:
         assert await client.list_namespaces() == ["default"]
-
-
-@pytest.mark.process
-def test_a_blocking_client_and_the_command_agree() -> None:
-    with testing.broker_thread() as url, pydanube.connect_blocking(url) as client:
-        client.create_namespace("found")
-        program = "import pydanube\nwith pydanube.connect_blocking() as c: print(*c.list_namespaces(), sep='\\n')"
-        outputs = {
-            subprocess.run(
-                [sys.executable, *arguments],
-                capture_output=True,
-                text=True,
-                timeout=120,
-                check=True,
-                env=os.environ | {"DANUBE_URL": url},
-            ).stdout
-            for arguments in (("-c", program), ("-m", "pydanube.cli", "namespaces", "list"))
-        }
-    assert all("found" in output for output in outputs)
