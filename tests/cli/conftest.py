@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import commands
 import pytest
@@ -95,6 +98,26 @@ def danube(served: Serve) -> Danube:
         return commands.danube(*arguments, stdin=stdin or "", url=url or served.url)
 
     return run
+
+
+@pytest.fixture
+def start(served: Serve) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start commands as processes that use the broker; none outlives the test."""
+    with contextlib.ExitStack() as ends:
+
+        def run(*arguments: str, **streams: Any) -> subprocess.Popen[str]:
+            streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | streams
+            process = subprocess.Popen(
+                [sys.executable, "-m", "pydanube.cli", *arguments],
+                text=True,
+                env=os.environ | {"DANUBE_URL": served.url},
+                **streams,
+            )
+            ends.enter_context(process)
+            ends.callback(process.kill)
+            return process
+
+        yield run
 
 
 @pytest.fixture

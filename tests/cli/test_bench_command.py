@@ -142,12 +142,8 @@ def test_what_cannot_be_measured_is_wrong_usage(wrong: tuple[str, ...]):
     assert "Error: " in bench(*wrong, code=2)
 
 
-def test_sigterm_ends_it_like_ctrl_c_and_leaves_nothing(tmp_path: Path):
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pydanube.cli", "bench", "--seconds", "60", "--data-dir", str(tmp_path)],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def test_sigterm_ends_it_like_ctrl_c_and_leaves_nothing(start, tmp_path: Path):
+    process = start("bench", "--seconds", "60", "--data-dir", str(tmp_path))
     while not list(tmp_path.glob("*/broker/wal/MANIFEST")):
         assert process.poll() is None
     process.terminate()

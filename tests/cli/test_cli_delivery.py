@@ -4,10 +4,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from datetime import UTC, datetime, timedelta
 from unittest.mock import ANY
@@ -448,15 +445,9 @@ def test_letters_whose_topic_is_gone_stay(danube, topic, dead):
     assert len(answer(danube("dlq", "list", letters, "--json"))) == 2
 
 
-def test_ctrl_c_ends_a_redrive_in_order_and_says_how_far_it_got(danube, served, dead):
+def test_ctrl_c_ends_a_redrive_in_order_and_says_how_far_it_got(danube, start, dead):
     letters = dead(20)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pydanube.cli", "dlq", "redrive", letters, "--all", "--yes", "--rate", "2", "--json"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"DANUBE_URL": served.url},
-    )
+    process = start("dlq", "redrive", letters, "--all", "--yes", "--rate", "2", "--json")
     deadline = time.monotonic() + 120
     while len(answer(danube("dlq", "list", letters, "--json"))) == 20:
         assert time.monotonic() < deadline

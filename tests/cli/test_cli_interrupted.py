@@ -6,39 +6,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
 
 import pytest
 
 from pydanube import connect_blocking
 
 pytestmark = pytest.mark.process
-
-Start = Callable[..., "subprocess.Popen[str]"]
-
-
-@pytest.fixture
-def start(served) -> Iterator[Start]:
-    """Starts a command; none outlives the test."""
-    started: list[subprocess.Popen[str]] = []
-
-    def run(*arguments: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "pydanube.cli", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"DANUBE_URL": served.url},
-        )
-        started.append(process)
-        return process
-
-    yield run
-    for process in started:
-        process.kill()
-        process.communicate(timeout=120)
 
 
 def interrupt_twice(process: subprocess.Popen[str]) -> tuple[str, str]:

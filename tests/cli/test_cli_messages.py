@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import commands
@@ -139,21 +136,10 @@ def test_a_timeout_ends_it_and_a_count_that_was_not_reached_is_a_failure(danube,
     assert short.stderr == "danube: received 1 of 2 messages: nothing more came for 3 s\n"
 
 
-def started(served, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "pydanube.cli", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"DANUBE_URL": served.url},
-    )
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_ctrl_c_ends_in_order_with_acks_flushed(danube, served, topic, number):
+def test_ctrl_c_ends_in_order_with_acks_flushed(danube, start, topic, number):
     danube("produce", topic, stdin="one\ntwo\n")
-    process = started(served, "consume", topic, "-s", "sub", "--from", "earliest")
-    assert process.stdout is not None
+    process = start("consume", topic, "-s", "sub", "--from", "earliest")
     assert [process.stdout.readline(), process.stdout.readline()] == ["one\n", "two\n"]
     process.send_signal(number)
     _, errors = process.communicate(timeout=120)
@@ -162,13 +148,11 @@ def test_ctrl_c_ends_in_order_with_acks_flushed(danube, served, topic, number):
     assert described["lag"] == 0
 
 
-def test_a_reader_that_goes_away_is_no_failure(danube, served, topic):
+def test_a_reader_that_goes_away_is_no_failure(danube, start, topic):
     danube("produce", topic, stdin="x\n" * 20_000)
-    process = started(served, "consume", topic, "--from", "earliest", "--count", "20000")
-    assert process.stdout is not None
+    process = start("consume", topic, "--from", "earliest", "--count", "20000")
     assert process.stdout.readline() == "x\n"
     process.stdout.close()
-    assert process.stderr is not None
     assert process.stderr.read() == ""
     assert process.wait(timeout=120) == 0
 
@@ -204,18 +188,12 @@ def test_wrong_usage_is_exit_code_2_and_needs_no_broker(arguments):
     assert "Error: " in done.stderr
 
 
-def test_whoever_waits_for_a_full_backlog_is_told_why(danube, served, topic):
+def test_whoever_waits_for_a_full_backlog_is_told_why(danube, start, topic):
     danube("topics", "create", topic)
     danube("subscriptions", "create", topic, "asleep")
     danube("topics", "policies", topic, "--set", "backlog_messages_max=1")
     assert danube("produce", topic, "-m", "one").returncode == 0
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pydanube.cli", "produce", topic, "-m", "two"],
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"DANUBE_URL": served.url},
-    )
-    assert process.stderr is not None
+    process = start("produce", topic, "-m", "two")
     told = process.stderr.readline()
     assert told.startswith("waiting: "), told
     assert "backlog" in told

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,36 +17,31 @@ TIMEOUT = ("--timeout", str(SECONDS_MAX))
 
 
 @contextmanager
-def replying(url: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def replying(start, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """Run `danube reply`, which is ready in the block."""
-    command = [sys.executable, "-m", "pydanube.cli", "reply", *arguments, "--url", url]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stderr is not None
-            assert "answering requests" in process.stderr.readline()
-            yield process
-            assert process.wait(SECONDS_MAX) == 0
-        finally:
-            process.kill()
+    process = start("reply", *arguments)
+    assert "answering requests" in process.stderr.readline()
+    yield process
+    assert process.wait(SECONDS_MAX) == 0
 
 
-def test_a_text_answers_and_the_topic_is_made_for_it(danube, served, topic):
-    with replying(served.url, topic, "-m", "hello", "--count", "1") as process:
+def test_a_text_answers_and_the_topic_is_made_for_it(danube, start, topic):
+    with replying(start, topic, "-m", "hello", "--count", "1") as process:
         asked = danube("request", topic, "-m", "who is there?", *TIMEOUT)
         assert (asked.returncode, asked.stdout, asked.stderr) == (0, "hello\n", "")
-        assert process.stdout is not None and process.stdout.read() == "who is there?\n"
+        assert process.stdout.read() == "who is there?\n"
     assert json.loads(danube("topics", "describe", topic, "--json").stdout)["config"]["reliable"] is False
 
 
-def test_a_program_answers_what_comes_from_stdin(danube, served, topic):
-    with replying(served.url, topic, "--command", "tr a-z A-Z", "--count", "2"):
+def test_a_program_answers_what_comes_from_stdin(danube, start, topic):
+    with replying(start, topic, "--command", "tr a-z A-Z", "--count", "2"):
         assert danube("request", topic, "--raw", *TIMEOUT, stdin="two\nlines\n").stdout == "TWO\nLINES"
         shown = json.loads(danube("request", topic, "-m", "x", "--json", *TIMEOUT).stdout)
         assert shown == {"payload": "X", "payload_encoding": "utf-8", "attributes": {}, "error": None}
 
 
-def test_a_program_that_fails_answers_with_its_last_words(danube, served, topic):
-    with replying(served.url, topic, "--command", "cat /no/such/file", "--count", "2"):
+def test_a_program_that_fails_answers_with_its_last_words(danube, start, topic):
+    with replying(start, topic, "--command", "cat /no/such/file", "--count", "2"):
         asked = danube("request", topic, "-m", "x", *TIMEOUT)
         assert (asked.returncode, asked.stdout) == (1, "")
         assert asked.stderr.startswith("the responder failed: cat: cat: /no/such/file: ")
@@ -55,17 +49,17 @@ def test_a_program_that_fails_answers_with_its_last_words(danube, served, topic)
         assert asked.returncode == 1 and json.loads(asked.stdout)["error"]["kind"] == "cat"
 
 
-def test_several_subscriptions_answer_one_request(danube, served, topic):
+def test_several_subscriptions_answer_one_request(danube, start, topic):
     with (
-        replying(served.url, topic, "--echo", "--count", "1"),
-        replying(served.url, topic, "-m", "me too", "-s", "others", "--count", "1"),
+        replying(start, topic, "--echo", "--count", "1"),
+        replying(start, topic, "-m", "me too", "-s", "others", "--count", "1"),
     ):
         asked = danube("request", topic, "-m", "all?", "--replies", "2", *TIMEOUT)
         assert (asked.returncode, sorted(asked.stdout.splitlines())) == (0, ["all?", "me too"])
 
 
-def test_ctrl_c_is_the_usual_end_of_reply(served, topic):
-    with replying(served.url, topic, "--echo") as process:
+def test_ctrl_c_is_the_usual_end_of_reply(start, topic):
+    with replying(start, topic, "--echo") as process:
         process.send_signal(signal.SIGINT)
 
 

@@ -180,16 +180,9 @@ def test_top_of_all_topics_opens_none_of_them(danube, topic):
     assert (subscription["name"], subscription["backlog"], subscription["consumers"]) == ("waits", 5, 0)
 
 
-def test_top_writes_a_document_each_interval_until_it_is_told_to_end(danube, served, topic):
+def test_top_writes_a_document_each_interval_until_it_is_told_to_end(danube, start, topic):
     danube("topics", "create", topic)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pydanube.cli", "top", topic, "--json", "--interval", "100ms"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"DANUBE_URL": served.url},
-    )
-    assert process.stdout is not None
+    process = start("top", topic, "--json", "--interval", "100ms")
     times = [json.loads(process.stdout.readline())["time"] for _ in range(3)]
     assert times == sorted(set(times))
     process.send_signal(signal.SIGINT)

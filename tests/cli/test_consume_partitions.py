@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 
@@ -72,47 +70,20 @@ async def test_readers_that_do_not_end_do_not_hold_it_up(opens: bool, how: str):
 
 
 @pytest.mark.process
-def test_more_partitions_than_fetches_may_wait(danube, served, topic):
+def test_more_partitions_than_fetches_may_wait(danube, start, topic):
     made = danube("produce", topic, "--partitions", str(MANY), "-m", "one")
     assert made.returncode == 0, made.stderr
     assert danube("consume", topic, "--from", "earliest", "--count", "1").stdout == "one\n"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pydanube.cli", "consume", topic, "--from", "earliest"],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"DANUBE_URL": served.url},
-    )
-    assert process.stdout is not None
+    process = start("consume", topic, "--from", "earliest")
     assert process.stdout.readline() == "one\n"
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=120) == 0
 
 
-@pytest.fixture
-def reading(served):
-    """Starts `danube consume`; none outlives the test."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start(*arguments: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "pydanube.cli", "consume", *arguments],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"DANUBE_URL": served.url},
-        )
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        process.kill()
-        process.wait(timeout=120)
-
-
 @pytest.mark.process
-def test_partitions_that_are_added_while_it_runs_are_read_from_their_beginning(danube, reading, topic):
+def test_partitions_that_are_added_while_it_runs_are_read_from_their_beginning(danube, start, topic):
     danube("produce", topic, "--partitions", "1", "-m", "first")
-    process = reading(topic, "--from", "earliest")
+    process = start("consume", topic, "--from", "earliest")
     assert process.stdout.readline() == "first\n"
     assert danube("topics", "grow", topic, "3").returncode == 0
     assert danube("produce", topic, "--partition", "2", "-m", "added").returncode == 0
@@ -123,11 +94,11 @@ def test_partitions_that_are_added_while_it_runs_are_read_from_their_beginning(d
 
 @pytest.mark.process
 @pytest.mark.parametrize("how", ["alone", "subscribed"])
-def test_a_pattern_means_all_topics_that_match_and_those_to_come(danube, reading, topic, how: str):
+def test_a_pattern_means_all_topics_that_match_and_those_to_come(danube, start, topic, how: str):
     options = ["--from", "earliest"] + (["-s", "all"] if how == "subscribed" else [])
     danube("produce", f"{topic}-1", "-m", "one")
     danube("produce", f"{topic}x", "-m", "another")
-    process = reading(f"{topic}-*", *options)
+    process = start("consume", f"{topic}-*", *options)
     assert process.stdout.readline() == "one\n"
     danube("produce", f"{topic}-2", "-m", "two")
     assert process.stdout.readline() == "two\n"
