@@ -10,22 +10,21 @@ import asyncio
 import errno
 import random
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
-from wal_tools import Ledger, append, open_log, opened, payloads, sim_disk
+from wal_tools import Ledger, WatchedDisk, append, open_log, opened, payloads, sim_disk
 
 from pydanube.codec.wal import RecordKind
 from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.model.settings.sections import LogSettings
 from pydanube.runtime.clock import ManualClock
-from pydanube.runtime.disk import ByteBuffer, DiskFile, OsDisk
+from pydanube.runtime.disk import OsDisk
 from pydanube.storage.wal import DurabilityLevel, LogListener, LogWriter
 from pydanube.storage.wal.engine_guard import EngineGuard
 from pydanube.storage.wal.log_writer import CLOSE_SECONDS, SLOW_WRITE_SECONDS
@@ -34,47 +33,6 @@ from waiting import until
 
 SETTINGS = LogSettings(file_bytes=1 << 20, cure_ms=20, lazy_sync_ms=20, written_sync_ms=20, fill_bytes=0)
 LAZY_FOR_EVER = LogSettings(lazy_sync_ms=600_000, written_sync_ms=600_000, fill_bytes=0)
-
-
-class WatchedDisk(OsDisk):
-    """Records which thread writes and which syncs log files; can hold syncs and slow writes down."""
-
-    def __init__(self) -> None:
-        self.writers: list[str] = []
-        self.syncers: list[str] = []
-        self.free = threading.Event()
-        self.free.set()
-        self.write_seconds = 0.0
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Let no sync end during the block."""
-        self.free.clear()
-        try:
-            yield
-        finally:
-            self.free.set()
-
-    def create(self, path: Path, *, private: bool = False) -> DiskFile:
-        file = super().create(path, private=private)
-        return _WatchedFile(file, self) if path.suffix == ".log" else file
-
-
-class _WatchedFile:
-    def __init__(self, file: DiskFile, disk: WatchedDisk) -> None:
-        self._file = file
-        self._disk = disk
-        self.size, self.pread, self.close = file.size, file.pread, file.close
-
-    def pwritev(self, buffers: Sequence[ByteBuffer], position: int) -> int:
-        self._disk.writers.append(threading.current_thread().name)
-        time.sleep(self._disk.write_seconds)
-        return self._file.pwritev(buffers, position)
-
-    def sync_data(self) -> None:
-        self._disk.syncers.append(threading.current_thread().name)
-        self._disk.free.wait()
-        self._file.sync_data()
 
 
 LOOP = threading.main_thread().name

@@ -4,56 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from crc32c import crc32c
 from wal_simulation import make_batch
-from wal_tools import DIRECTORY, SMALL, Ledger, append, open_log, opened, payloads, sim_disk
+from wal_tools import DIRECTORY, SMALL, Ledger, WatchedDisk, append, open_log, opened, payloads, sim_disk
 
 from pydanube.codec.wal import RecordKind
 from pydanube.model.errors import DanubeError, Refused
 from pydanube.model.limits import RECORD_BODY_BYTES_MAX
 from pydanube.model.settings.sections import LogSettings
-from pydanube.runtime.disk import DiskFile, OsDisk
+from pydanube.runtime.disk import OsDisk
 from pydanube.storage.wal import DurabilityLevel, LogListener, LogWriter
 from simdisk import SimDisk
 from waiting import until
-
-
-class CountingDisk(OsDisk):
-    """Counts syncs of log files, and holds them while told to."""
-
-    def __init__(self) -> None:
-        self.syncs = 0
-        self.free = threading.Event()
-        self.free.set()
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        self.free.clear()
-        try:
-            yield
-        finally:
-            self.free.set()
-
-    def create(self, path: Path, *, private: bool = False) -> DiskFile:
-        file = super().create(path, private=private)
-        return _CountingFile(file, self) if path.suffix == ".log" else file
-
-
-class _CountingFile:
-    def __init__(self, file: DiskFile, disk: CountingDisk) -> None:
-        self._file = file
-        self._disk = disk
-        self.size, self.pread, self.pwritev, self.close = file.size, file.pread, file.pwritev, file.close
-
-    def sync_data(self) -> None:
-        self._disk.free.wait()
-        self._file.sync_data()
-        self._disk.syncs += 1
 
 
 async def test_what_is_appended_can_be_read_byte_for_byte(tmp_path: Path) -> None:
@@ -90,7 +55,7 @@ async def test_rotations_are_told_until_the_log_is_closed(tmp_path: Path) -> Non
 
 
 async def test_what_arrives_during_one_sync_shares_the_next(tmp_path: Path) -> None:
-    disk = CountingDisk()
+    disk = WatchedDisk()
     async with opened(disk, tmp_path, LogSettings(fill_bytes=0)) as log:
         ledger = Ledger(log, 1)
         await ledger.publish(b"first")
@@ -104,7 +69,7 @@ async def test_what_arrives_during_one_sync_shares_the_next(tmp_path: Path) -> N
 
 
 async def test_nothing_is_done_before_its_sync_has_returned(tmp_path: Path) -> None:
-    disk = CountingDisk()
+    disk = WatchedDisk()
     async with opened(disk, tmp_path) as log:
         ledger = Ledger(log, 1)
         await ledger.publish(b"first")
@@ -119,7 +84,7 @@ async def test_nothing_is_done_before_its_sync_has_returned(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("level", [DurabilityLevel.WRITE, DurabilityLevel.LAZY])
 async def test_the_lower_levels_do_not_wait_and_are_synced_all_the_same(level: DurabilityLevel, tmp_path: Path) -> None:
-    disk = CountingDisk()
+    disk = WatchedDisk()
     async with opened(disk, tmp_path) as log:
         ledger = Ledger(log, 1)
         await ledger.publish(b"first")
@@ -131,7 +96,7 @@ async def test_the_lower_levels_do_not_wait_and_are_synced_all_the_same(level: D
 
 
 async def test_sync_waits_for_everything_before_it(tmp_path: Path) -> None:
-    disk = CountingDisk()
+    disk = WatchedDisk()
     async with opened(disk, tmp_path) as log:
         ledger = Ledger(log, 1)
         await ledger.publish(b"x", DurabilityLevel.WRITE)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from pydanube.codec.wal import RecordKind
 from pydanube.model.errors import DanubeError
 from pydanube.model.settings.sections import LogSettings
 from pydanube.runtime.clock import Clock, SystemClock
-from pydanube.runtime.disk import Disk
+from pydanube.runtime.disk import ByteBuffer, Disk, DiskFile, OsDisk
 from pydanube.storage.wal import DurabilityLevel, LogWriter
 from simdisk import SimDisk
 
@@ -106,3 +108,47 @@ async def payloads(log: LogWriter, ledger_id: int, offset: int = 0) -> list[byte
             found.extend(bytes(payload) for payload in batch.payloads)
             offset = batch.end_offset
     return found
+
+
+class WatchedDisk(OsDisk):
+    """Records which thread writes and which syncs log files; can hold syncs and slow writes down."""
+
+    def __init__(self) -> None:
+        self.writers: list[str] = []
+        self.syncers: list[str] = []
+        self.syncs = 0
+        """How many have ended."""
+        self.free = threading.Event()
+        self.free.set()
+        self.write_seconds = 0.0
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Let no sync end during the block."""
+        self.free.clear()
+        try:
+            yield
+        finally:
+            self.free.set()
+
+    def create(self, path: Path, *, private: bool = False) -> DiskFile:
+        file = super().create(path, private=private)
+        return _WatchedFile(file, self) if path.suffix == ".log" else file
+
+
+class _WatchedFile:
+    def __init__(self, file: DiskFile, disk: WatchedDisk) -> None:
+        self._file = file
+        self._disk = disk
+        self.size, self.pread, self.close = file.size, file.pread, file.close
+
+    def pwritev(self, buffers: Sequence[ByteBuffer], position: int) -> int:
+        self._disk.writers.append(threading.current_thread().name)
+        time.sleep(self._disk.write_seconds)
+        return self._file.pwritev(buffers, position)
+
+    def sync_data(self) -> None:
+        self._disk.syncers.append(threading.current_thread().name)
+        self._disk.free.wait()
+        self._file.sync_data()
+        self._disk.syncs += 1
