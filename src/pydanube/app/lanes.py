@@ -38,7 +38,7 @@ class Lanes(Generic[T]):
         waiting = self._waiting.get(key)
         if waiting is None:
             await self._free.acquire()
-            waiting = self._waiting.get(key)  # nobody else puts: still None
+            waiting = self._waiting.get(key)  # only this method adds lanes: still None
             assert waiting is None
             self._waiting[key] = deque([item])
             self._tasks.spawn(self._run(key), f"lane {key!r}")
@@ -46,7 +46,7 @@ class Lanes(Generic[T]):
             waiting.append(item)
 
     def stop(self) -> None:
-        """Begin with nothing more. What waits is dropped: nobody has acked it."""
+        """Start no more items. Those that wait are dropped; they are not acked, so the broker delivers them again."""
         self._stopping = True
 
     async def _run(self, key: Hashable) -> None:

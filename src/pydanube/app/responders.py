@@ -52,7 +52,7 @@ class Responder(Subscription):
         return super()._process(received)
 
     async def _leave_out(self, received: Any) -> None:
-        """Ack a message that is no request, and say so: nobody waits for an answer to it."""
+        """Ack a message that is not a request, and log that it gets no answer."""
         self._log("app.message_rejected", received, Reject(), "the message is no request: nobody waits for an answer")
         await self._consumer.ack(received)
         self.counts.rejected += 1

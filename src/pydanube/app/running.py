@@ -67,7 +67,7 @@ class Running:
 
     def _forget_failed(self, key: tuple[str, Any], opened: asyncio.Future[Producer[Any]]) -> None:
         if opened.cancelled() or opened.exception() is not None:
-            del self._producers[key]  # the next one who asks tries again
+            del self._producers[key]  # the next call tries again
 
     # -- beginning and end -------------------------------------------------------------------------------------------
 

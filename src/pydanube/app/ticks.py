@@ -1,8 +1,8 @@
 """Ticks: the messages of a schedule. Every worker makes each of them, and one is published.
 
 A tick is a staged batch with one message, whose batch id is the tick's time: a commit of an id that was committed
-before changes nothing, whoever repeats it. The message goes to a topic of the schedule, where a failover subscription
-gives it to one worker, as it would give any other message. See docs/adr/0020.
+before changes nothing, so several workers may commit the same tick. The message goes to a topic of the schedule, where
+a failover subscription gives it to one worker, as it would give any other message. See docs/adr/0020.
 
 Invariants
     of all workers of all versions of an app, one commit of a tick succeeds

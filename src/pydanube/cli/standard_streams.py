@@ -59,13 +59,13 @@ def open_streams() -> None:
 
 
 def write_lines_at_once() -> None:
-    """Write each line to stdout when it ends, also where nobody looks: what handlers print is a log of its own."""
+    """Write each line to stdout when it ends, also where stdout is no terminal: handlers print to it as to a log."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
 
 
 def write_in_background() -> None:
-    """Let threads write to stdout and stderr from now on, so that a server works on while nobody reads them."""
+    """Let threads write to stdout and stderr from now on, so that a server goes on while they are not read."""
     from pydanube.runtime.background_file import BackgroundFile
     from pydanube.runtime.telemetry import get_logger
 
@@ -80,7 +80,7 @@ def write_in_background() -> None:
 
 
 def write_logs_in_background() -> Callable[[], None]:
-    """Let a thread write to stderr from now on: what logs there works on while nobody reads it.
+    """Let a thread write to stderr from now on: a program that logs there goes on while it is not read.
 
     Return a function that waits for a moment until everything is written, as the exit of the interpreter does.
     """

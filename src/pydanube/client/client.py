@@ -370,7 +370,7 @@ class Client(Aliases, Admin, StagedWrites):
         topic that is not reliable, the request waits for one.
 
         Raises TimeoutError if there was no reply in time, RequestFailed if the responder answered with an error, and
-        Unavailable if nobody could get the request, or the broker was lost. Cancelled, it may be carried out.
+        Unavailable if no consumer could get the request, or the broker was lost. Cancelled, it may be carried out.
         """
         self._check_open()
         seconds = self._timeout if timeout is None else timeout

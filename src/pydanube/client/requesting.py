@@ -153,7 +153,7 @@ class Requester:
 
     async def request(self, question: Question) -> Reply[Any]:
         """Return the first reply. Raises TimeoutError if none came in time, RequestFailed if the responder says so, and
-        Unavailable if nobody could get the request. Cancelled: the request may be carried out."""
+        Unavailable if no consumer could get the request. Cancelled: the request may be carried out."""
         replies: list[Reply[Any]] = []
         await self._ask(question, 1, replies)
         if not replies:
@@ -163,7 +163,8 @@ class Requester:
         return replies[0]
 
     async def gather(self, question: Question, replies_max: int) -> list[Reply[Any]]:
-        """Return the replies that come in time, at most so many. Raises Unavailable if nobody could get the request."""
+        """Return the replies that come in time, at most `replies_max`. Raises Unavailable if no consumer could get the
+        request."""
         check_count("replies_max", replies_max, 1, REPLIES_MAX)
         replies: list[Reply[Any]] = []
         await self._ask(question, replies_max, replies)

@@ -32,12 +32,12 @@ class Principal:
     @property
     def owner_id(self) -> str:
         """What is recorded of the principal in what it creates, such as a subscription. Empty for the anonymous caller:
-        what is created without authentication belongs to nobody."""
+        what is created without authentication has no owner."""
         return "" if self == ANONYMOUS else self.id
 
     @property
     def is_broker(self) -> bool:
-        """Whether the caller is a broker of this cluster, which has checked the permissions of whom it asks for."""
+        """Whether the caller is a broker of this cluster, which has checked the permissions of whoever asked it."""
         return self.type == BROKER_TYPE
 
     def subjects(self) -> list[str]:

@@ -219,7 +219,7 @@ class EmbeddedStore(Closing):
         return self._history.revision
 
     def refuse(self, why: DanubeError) -> None:
-        """Nobody can exchange a file that this process has open and locked."""
+        """Never called: the file cannot be exchanged while this process has it open and locked."""
         raise AssertionError(why.message)
 
     async def refused(self) -> DanubeError:

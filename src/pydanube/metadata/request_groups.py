@@ -46,7 +46,7 @@ Transact = Callable[[Sequence[Compare], Sequence[Put | Delete]], Coroutine[Any, 
 
 
 class Asked(Generic[Answer]):
-    """A request that somebody waits for."""
+    """A request and the future of its answer."""
 
     def __init__(self) -> None:
         self.answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
@@ -122,7 +122,7 @@ class Joining(Generic[AskedT]):
                 one.fail(copy(error))
 
     async def _send(self, group: Group[AskedT]) -> None:
-        """Send a group. Cancelled: whoever still waits is told that the outcome is not known."""
+        """Send a group. Cancelled: callers that still wait get an error that says that the outcome is not known."""
         try:
             await group.send()
         finally:

@@ -169,7 +169,7 @@ class Generation(NamedTuple):
 
 
 NO_GENERATION: Final = Generation()
-"""That of a store that is no etcd, or of an etcd that nobody has seen."""
+"""The generation of a store that is not an etcd, or of an etcd that was never seen."""
 
 
 @dataclass(frozen=True, slots=True)

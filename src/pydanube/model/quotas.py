@@ -1,4 +1,4 @@
-"""The nouns of quotas: whose they are, what they limit, and what is used of them.
+"""The nouns of quotas: the subject, the limits, and how much of them is used.
 
 A subject is text: `user:alice`, `service_account:etl`, or the path of a namespace, `/shop`. The name `*` stands for
 every principal of a type that has no quota of its own; each of them has these limits for itself.
@@ -27,7 +27,7 @@ _PRINCIPAL_TYPES: Final = (USER, SERVICE_ACCOUNT)
 
 @written
 class QuotaSubject(Written):
-    """Whose a quota is: a principal, all principals of a type, or a namespace."""
+    """What a quota limits: a principal, all principals of a type, or a namespace."""
 
     type: str
     name: str

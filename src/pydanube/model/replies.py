@@ -1,7 +1,7 @@
 """Requests and replies: where a reply goes, and what a broker writes into a request.
 
-A request is an ordinary message of a topic with the attributes in REQUEST_ATTRIBUTES. Whoever may publish to the topic
-can write the same attributes, so they make no request by themselves: what a broker wrote has the producer id
+A request is an ordinary message of a topic with the attributes in REQUEST_ATTRIBUTES. Any producer of the topic
+can write the same attributes, so they alone do not make a message a request: what a broker wrote has the producer id
 REQUEST_PRODUCER, which no client can publish with.
 """
 
@@ -21,7 +21,7 @@ REPLY_TO: Final = "x-reply-to"
 """The attribute with the address of the inbox that waits for the reply."""
 
 EXPIRES: Final = "x-request-expires"
-"""The attribute with the time after which nobody waits for the reply, in milliseconds since 1970."""
+"""The attribute with the time until which the caller waits for the reply, in milliseconds since 1970."""
 
 REQUEST_ATTRIBUTES: Final = frozenset({REPLY_TO, EXPIRES})
 """The attributes that a broker adds to a request. A caller cannot give them."""

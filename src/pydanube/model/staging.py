@@ -35,7 +35,7 @@ class StagedQuery(msgspec.Struct, omit_defaults=True):
     namespace: str = ""
     """That of the first topic that it staged something for; empty: it is not recorded."""
     owner: str = ""
-    """The principal that it belongs to, `type:name`; empty: nobody."""
+    """The principal that it belongs to, `type:name`; empty: none."""
 
 
 def check_query(what: str, text: str) -> str:

@@ -196,7 +196,7 @@ def seconds(text: str, *, needs_unit: bool = False) -> Decimal:
 
 def nearest(name: str, known: Iterable[str], likeness: float = 0.6) -> str:
     """Return the known name that a misspelt one probably means; empty: none is that much like it."""
-    from difflib import get_close_matches  # only for those who misspell
+    from difflib import get_close_matches  # imported only when a name is misspelt
 
     spelling = {one.lower(): one for one in known}
     near = get_close_matches(name.lower(), spelling, 1, likeness)

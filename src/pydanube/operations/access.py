@@ -217,7 +217,7 @@ class ListAccessBindings(Operation[BindingsListed], tag="access.bindings"):
     subject: _Subject = ""
     """Only those of this subject."""
     resource: _Resource = ""
-    """Only those whose resource is written so."""
+    """Only those with exactly this resource."""
     after: _After = ""
     """`next` of the page before; empty: the first page."""
     limit: _Limit = 100
@@ -320,7 +320,7 @@ class CreateApiKey(Operation[NewApiKey], tag="access.key_create"):
         status=201,
     )
     principal: _Subject = ""
-    """Whose key it is, `type:name`; empty: the caller's own."""
+    """The principal that the key is for, `type:name`; empty: the caller."""
     groups: _GroupNames = msgspec.field(default_factory=list)
     """The groups that a caller with this key is in."""
     expires_at: int = 0

@@ -74,7 +74,7 @@ class Done(Divisible):
 
 class EachOwner(NamedTuple):
     """Each owner of the partitions carries an operation out for its share. The broker that is asked asks the others
-    with `own_only`, the last field of the operations of a release, and they ask nobody."""
+    with `own_only`, the last field of the operations of a release; a broker that is asked so does not ask others."""
 
     doing: str
     """What is said of those that failed: a format of the operation, such as `unloading {0.topic}`."""
@@ -151,7 +151,7 @@ class Rest:
     hides: tuple[str, ...] = ()
     """Fields that REST does not have: they keep their defaults."""
     sets: Mapping[str, Any] = field(default_factory=dict)
-    """Fields that nobody gives in REST, with what they are."""
+    """Fields that a REST request cannot set, with their values."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Fields with another default than that of the native protocol, which never changes."""
     takes: Mapping[str, Any] = field(default_factory=dict)
@@ -166,7 +166,7 @@ class Rest:
     shows: str = ""
     """The field or property of the answer that is shown; empty: the whole answer."""
     then: Callable[[Any], Operation[Any]] | None = None
-    """Returns what is asked afterwards, whose answer is that of REST; None: nothing."""
+    """Returns the operation that is carried out afterwards, and answered in REST; None: there is none."""
     made: str = ""
     """The field of what is shown that says whether something was made, with the status 201, or was there; empty: none
     says that."""

@@ -344,7 +344,7 @@ class SalvageTopic(Operation[Salvaged], tag="topic.salvage"):
     to: TopicName
     """The topic that the messages are published to."""
     broker: Annotated[str, Meta(extra_json_schema={"maxLength": NAME_CHARACTERS_MAX})] = ""
-    """Whose leftovers; needed only if several brokers have some."""
+    """The broker that has the leftovers; needed only if several have some."""
     drop: bool = False
     """Drop them after the last step."""
     own_only: bool = False

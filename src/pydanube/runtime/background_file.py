@@ -152,7 +152,7 @@ def _wait_until_writable(descriptor: int) -> None:
 
 
 def _stop_blocking(descriptor: int) -> None:
-    """Let those who write to the descriptor past Python, such as gRPC, fail instead of waiting if nobody reads.
+    """Let writes to the descriptor that bypass Python, such as those of gRPC, fail instead of waiting for a reader.
 
     Other processes that have the same pipe or terminal would get the flag too, so it is opened once more. A socket,
     such as that of journald, cannot be; it belongs to one service.

@@ -142,7 +142,7 @@ class FramedConnection(asyncio.BufferedProtocol):
         self._end = 0
         self._announced = 0
         self.budget_users: tuple[str, ...] = ()
-        """Whose share of the memory for large frames this connection takes; set before it takes any."""
+        """The users of the memory for large frames that this connection counts as; set before it takes any."""
         self._budget = framing.large_frames
         self._reserved_bytes = 0
         self._reading = True

@@ -64,8 +64,8 @@ async def until_done(
     tries: float = math.inf,
 ) -> T:
     """Call `attempt` until it succeeds, and return its result. `failed` is called with each error of the kind `on`;
-    others, and that of the last of so many tries, are raised. A wait is ended by nothing but time, so this is for
-    attempts that nobody else can make superfluous.
+    others, and that of the last of so many tries, are raised. Only time ends a wait, so do not
+    use this where another event can make the attempt unnecessary.
 
     Cancelled, it stops trying.
     """

@@ -110,7 +110,7 @@ def dump_threads_on_request(file: TextIO) -> None:
 
 
 def has_terminal() -> bool:
-    """Return whether this process has a terminal that controls it. One whose terminal was closed has none any more."""
+    """Return whether this process has a controlling terminal. After the terminal was closed it has none."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
     except OSError:

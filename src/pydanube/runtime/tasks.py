@@ -63,8 +63,8 @@ async def run_together(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 def outcome_of(start: Callable[[Callable[[T | DanubeError], None]], object]) -> asyncio.Future[T]:
-    """Call `start` with a callback, and return a future of what that is called with: an error is raised to who awaits
-    it. An outcome that nobody waits for any more is dropped, also an error."""
+    """Call `start` with a callback, and return a future with what the callback is called with. An error is raised where
+    the future is awaited. If the future was cancelled, the outcome is dropped, also an error."""
     waiting: asyncio.Future[T] = asyncio.get_running_loop().create_future()
     waiting.add_done_callback(mark_retrieved)
     start(partial(complete, waiting))

@@ -18,13 +18,13 @@ async def wait_at_most(event: asyncio.Event, seconds: float, clock: Clock) -> No
 
 
 class Signal:
-    """Tells those who wait that something has changed. It holds no state: whoever waits looks first."""
+    """Wakes tasks when something has changed. It holds no state: a task checks its condition before it waits."""
 
     def __init__(self) -> None:
         self._waiting: dict[asyncio.Future[None], Callable[[], bool]] = {}
 
     def wake(self) -> None:
-        """End the waits whose condition is true now, and those without one."""
+        """End every wait that has no condition, or a condition that is true now."""
         for woken, condition in self._waiting.items():
             if not woken.done() and condition():
                 woken.set_result(None)

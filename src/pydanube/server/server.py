@@ -288,7 +288,7 @@ class Server:
         return bool(self._certificates)
 
     def reload_certificates(self) -> None:
-        """Read certificates again whose files have changed."""
+        """Read those certificates again that have changed on disk."""
         for one in self._certificates.values():
             self._tasks.spawn(one.reload(), "certificates reloading")
 
@@ -578,8 +578,8 @@ class Server:
             self._listener_tls[listener] = self._certificates[files]
 
     async def _unless_taken(self, listener: Listener, act: Callable[[str, int], Awaitable[T]]) -> T | _Taken:
-        """Do the same as `_on_port`, but return TAKEN for a taken port of gRPC that nobody asked for: whoever has not
-        chosen gRPC has a broker without it."""
+        """Do the same as `_on_port`, but return TAKEN if a port of gRPC is in use that the settings did not choose: the
+        broker then starts without gRPC."""
         try:
             return await self._on_port(listener, act)
         except Refused as error:
@@ -737,8 +737,8 @@ class Server:
         """When the etcd was put back to an older copy: give the session up, so that nothing is answered or acked any
         more, and save what was seen, so that a start on the older copy is refused.
 
-        The slices of `stored` topics end too: the older copy may not name them, and nobody would look for what they
-        have been acked for.
+        The slices of `stored` topics end too: the older copy may not name them, so what was acked in them would not
+        be found.
         """
         await opened.store.refused()
         membership.give_up(membership.session.incarnation)

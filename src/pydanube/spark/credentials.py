@@ -31,7 +31,7 @@ CREDENTIALS: Final = ("token", "tokenFile")
 its web pages."""
 
 SHOWN: Final = "apikey"
-"""An option that users may try, and whose value Spark would show in plans."""
+"""An option that users may try. Spark would show its value in plans."""
 SHOWN_REFUSAL: Final = (
     "option 'apiKey' is refused, because Spark shows its value in plans: give the API key as the option token, whose "
     "value Spark hides, or as tokenFile, and replace the key if plans were shown to others"

@@ -91,7 +91,7 @@ class DataDirectory:
 
     @classmethod
     def peek(cls, disk: Disk, path: Path) -> tuple[NodeIdentity, frozenset[str]] | None:
-        """Return whose directory this is and the parts it has, without locking it; None if it is empty or not there.
+        """Return the node and the parts of a directory, without locking it; None if it is empty or not there.
         Raises as `open` does for a directory that is no data directory, or a damaged one."""
         written = _read(disk, path) if disk.exists(path) else None
         if written is None:

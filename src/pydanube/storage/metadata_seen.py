@@ -6,7 +6,7 @@ METADATA_REVISION    a JSON object and, on the second line, its CRC32C in hexade
                      earlier releases wrote no etcd, before that no mark, and before that the revision alone, in digits
 ```
 
-`mark` is the revision at which this broker wrote a key of its own last, that of its log, which nobody else writes. An
+`mark` is the revision at which this broker last wrote the key of its log, which no other broker writes. An
 older copy has an older version of that key, also when its revision has risen past the one that was seen. `etcd` is the
 generation of an etcd, by which a start says that it was made anew.
 
@@ -99,8 +99,8 @@ def write_seen(
 
 
 def lacks_mark(own: KeyValue | None, mark: int) -> str:
-    """Return how it shows that metadata whose key of this broker is `own` is older than its last write of that key, at
-    the revision `mark`; empty: it is not."""
+    """Return why metadata is older than the last write of this broker, or an empty text. `own` is the key of the
+    broker in that metadata, `mark` the revision at which the broker wrote it last."""
     found = 0 if own is None else own.mod_revision
     return f"it has what this broker wrote at revision {found}, and not what it wrote at {mark}" if found < mark else ""
 

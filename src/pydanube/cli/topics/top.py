@@ -51,7 +51,7 @@ def top(topics: tuple[TopicName, ...], interval: float, once: bool, order: str, 
     """Watch topics and subscriptions: rates, backlogs, redeliveries.
 
     In a terminal the view stays until q or Ctrl-C (exit code 0); otherwise it is printed once. The worst come first:
-    blocked, then with nobody to consume, then by the age of the backlog. 'in' is what is published to the topic, 'out'
+    blocked, then without consumers, then by the age of the backlog. 'in' is what is published to the topic, 'out'
     what the subscription delivers, 'oldest' the age of its first message that is not acked; with 110 columns and more
     also 'again', how many were redelivered. Without TOPICS it shows those that the broker has open, and says which are
     not; with TOPICS it opens them.

@@ -80,8 +80,8 @@ class DeadLetter:
 
     @property
     def is_by_broker(self) -> bool:
-        """Whether a broker wrote it. If not, or if that broker was of an earlier release, anybody who may publish to
-        the topic may have written what it says of its origin, and its redrive needs `to`."""
+        """Whether a broker wrote it. If not, or if that broker was of an earlier release, any producer of the topic may
+        have written what it says of its origin, and its redrive needs `to`."""
         return self.message._delivery.producer_id == LETTER_PRODUCER
 
     @property

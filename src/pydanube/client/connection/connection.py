@@ -216,8 +216,8 @@ class Connection:
     ) -> Connection:
         """Connect, with `tls` encrypted, and exchange HELLO and WELCOME. `token`: the credentials to show; empty: none.
 
-        Raises Unavailable, the error with which the broker refuses, or ForeignPeer if something else answers, which
-        also a broker is whose certificate is not accepted. Cancelled, the connection is closed.
+        Raises Unavailable, the error with which the broker refuses, or ForeignPeer if something else answers, or the
+        certificate of the broker is not accepted. Cancelled, the connection is closed.
         """
         made: list[Connection] = []
 
@@ -413,7 +413,7 @@ class Connection:
             self._framed.send(frames.encode(FrameKind.CANCEL, b"", correlation))
 
     def reply(self, reply: requests.Reply, payload: bytes) -> None:
-        """Answer a request. Nobody says whether anybody got the reply."""
+        """Answer a request. The broker does not say whether the caller got the reply."""
         self._framed.send(*frames.encode_with_payload(FrameKind.REPLY, requests.encode(reply), payload))
 
     # -- consuming ---------------------------------------------------------------------------------------------------

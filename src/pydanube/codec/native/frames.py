@@ -87,7 +87,7 @@ class Frame(NamedTuple):
 
 
 def body_start(head_length: int) -> int:
-    """Return where the body of a frame begins whose head has this length."""
+    """Return where the body begins in a frame with a head of this length."""
     return -(-(HEADER.size + head_length) // ALIGNMENT) * ALIGNMENT
 
 

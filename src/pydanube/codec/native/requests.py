@@ -159,7 +159,7 @@ class Replied(msgspec.Struct, omit_defaults=True):
 
 class Reply(msgspec.Struct, omit_defaults=True):
     """REPLY: answer the request that names this inbox; the payload is the body, filled up to a multiple of 8. It is
-    never answered: a reply that nobody waits for is dropped."""
+    never answered: a reply without a waiting caller is dropped."""
 
     inbox: str
     payload_bytes: int

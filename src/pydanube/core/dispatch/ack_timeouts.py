@@ -1,11 +1,11 @@
-"""The ack timeouts that the broker counts, for consumers whose clients do not count them themselves.
+"""The ack timeouts that the broker counts, for consumers with clients that do not count them themselves.
 
 Messages in flight to such consumers are kept in the order in which they were delivered. That is the order in which they
 time out, whatever the timeout is, so a change of the timeout applies at once to everything in flight, and one timer for
 the first message is enough for all of them.
 
 Invariants
-    an offset is known here only while it is in flight to a consumer whose ack timeouts the broker counts
+    an offset is known here only while it is in flight to such a consumer
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ class Dispatcher:
         self._timeouts = AckTimeouts()
         self._pace = AckPace()
         self._timed_members = 0
-        """How many members are attached whose ack timeouts the broker counts."""
+        """How many attached members have ack timeouts that the broker counts."""
         self.unacked_max = 0
         """How many messages users allow to be in flight; 0: no limit."""
         self._single_active: SingleActivePolicy | None = None
@@ -356,7 +356,7 @@ class Dispatcher:
             self.next_read = max(self.next_read, self.cursor.next_missing(offset))
 
     def _set_delayed_aside(self, batch: Batch, base: int, ranges: list[Range], now_us: int) -> list[Range]:
-        """Set the messages aside whose delivery time is not reached; return the others. Redeliveries are not delayed
+        """Set messages aside until their delivery time; return the others. Redeliveries are not delayed
         again."""
         times = batch.deliver_at
         assert times is not None
@@ -464,7 +464,7 @@ class Dispatcher:
         self._make_ready(self._policy.returned(ranges, failed=True))
 
     def _split_countable(self, ranges: list[Range]) -> tuple[list[Range], list[Range]]:
-        """Divide the ranges into messages whose failure can be counted within the limit, and the rest."""
+        """Divide the ranges into those that failures can still be counted of, within the limit, and the rest."""
         left = 2 * FAILED_MAX - len(self._failures)
         if sum([end - start for start, end in ranges]) <= left:
             return ranges, []
@@ -511,7 +511,7 @@ class Dispatcher:
 
     @property
     def counts_timeouts(self) -> bool:
-        """Whether something is in flight whose ack timeout the broker counts."""
+        """Whether the broker counts the ack timeout of some message in flight."""
         return bool(self._timeouts)
 
     def has_timed_out(self, now_us: int) -> bool:
@@ -527,7 +527,7 @@ class Dispatcher:
         return oldest_us + timeout_ms * 1000
 
     def fail_timed_out(self, now_us: int) -> list[Exhausted]:
-        """Count a failure of some messages whose ack timeout is over; there may be more. Return those that are
+        """Count a failure of messages that were not acked in time; there may be more of them. Return those that are
         exhausted."""
         timeout_us = self._failures.policy.ack_timeout_ms * 1000
         self._pace.timed_out(now_us, timeout_us)
@@ -563,7 +563,7 @@ class Dispatcher:
         return due_us is not None and due_us <= now_us and not self._ready.count
 
     def release_due(self, now_us: int) -> list[Exhausted]:
-        """Make some messages ready whose time has come; there may be more. Return those that are exhausted under the
+        """Make messages ready that are due; there may be more of them. Return those that are exhausted under the
         current policy instead."""
         exhausted, ready = self._failures.check_exhausted(self._failures.release_due(now_us, DUE_AT_ONCE))
         ready += self._release_delayed(now_us)

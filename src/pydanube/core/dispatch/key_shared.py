@@ -28,7 +28,7 @@ from .policy import Assignment, OfferedBatch
 from .ranges import IntArray, Range, RangeSet, runs, spread
 
 SEVERAL_MEMBERS: Final = -2
-"""Stands for the member of a slot whose keys are in flight to different members."""
+"""Stands for the member of a slot that has keys in flight to several members."""
 
 _FEW_MEMBERS: Final = 8
 """Up to this number, the rows of each member are selected one member after the other; for more members the rows are

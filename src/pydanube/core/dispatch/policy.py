@@ -62,7 +62,7 @@ class Assignment:
 
 
 class DispatchPolicy(Protocol):
-    """Decides which member gets which rows, and knows what is in flight to whom.
+    """Decides which member gets which rows, and knows what is in flight to each member.
 
     Which messages are acknowledged, ready or delayed is known to the `Dispatcher`, not to the policy. Methods that
     return ranges return offsets that are to be offered again unless they are acknowledged.

@@ -186,7 +186,7 @@ class Walk:
         numbers[long] |= (ninth & np.uint64(0x7F)) << np.uint64(56) | (tenth & _ONE) << np.uint64(63)
 
     def read_slices(self, pos: Positions, rows: Positions) -> tuple[Positions, Positions]:
-        """Return where the bytes begin and end whose length is at the positions."""
+        """Read a length at each position; return where the bytes after it begin and end."""
         first = self.bytes_at(pos)
         bits = int(np.bitwise_or.reduce(first))
         if bits < 128 and not bits & 1:  # all of them short, none negative
@@ -266,8 +266,8 @@ class Walkers:
         self._open: set[str] = set()
 
     def build(self, avro_type: AvroType, *, keep: bool) -> WalkColumn:
-        """Return what walks a type. With `keep` it returns what it has read, but nothing of a type inside itself, and
-        leaves the text to those who take it."""
+        """Return the function that walks a type. With `keep` it returns what it has read, but nothing of a type inside
+        itself; text is not decoded."""
         if isinstance(avro_type, Named):
             keep = keep and avro_type.name not in self._open
             known = self._named.get((avro_type.name, keep))

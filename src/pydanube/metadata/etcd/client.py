@@ -268,7 +268,7 @@ class EtcdClient:
         if not member.is_foreign:
             self._cluster_id = cluster_id
             return
-        if all(one.is_foreign for one in self._members):  # nobody names wrong members only, after right ones
+        if all(one.is_foreign for one in self._members):  # so it is not a mistake in the list of members
             shown = f"all members belong to etcd cluster {cluster_id:x}, and belonged to {self._cluster_id:x}"
             self.refuse(older_copy(self.place, shown))
             self._check_refused()

@@ -576,5 +576,5 @@ class JoinedReads:
         return await asked.answer
 
     async def close(self) -> None:
-        """Give up what is on its way. Nobody waits for it any more."""
+        """Give up the requests that are under way; their callers have stopped waiting."""
         await self._tasks.close()

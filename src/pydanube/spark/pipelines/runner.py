@@ -183,7 +183,7 @@ class _Run:
 
 
 def counted_by(pipeline: Pipeline) -> dict[str, frozenset[str]]:
-    """Return whose expectations each query counts: every source and transform is counted by one query.
+    """Return, for each query, the sources and transforms that it counts expectations of. Each is counted by one query.
 
     That is the query of its dead letters, or else the first sink that uses it.
     """

@@ -10,7 +10,7 @@
 A key contains the end offset of its segment, so the segment that holds an offset is the first key after that offset.
 No part of the catalog has to stay in memory, however long the history is.
 
-Whoever puts an object records the upload first, and lists the object by a transaction that compares that record
+A broker that puts an object records the upload first, and lists the object by a transaction that compares that record
 (`uploading`). A collector, which may be in another broker, removes the record before it deletes the object. So an
 object is listed or deleted, never both, however long its uploader was paused.
 

@@ -114,7 +114,7 @@ class StoreOwnership:
                         return
         except TimeoutError:
             raise Unavailable(f"{self._objects.url}: no answer within {CHECK_TIMEOUT_S:.0f} s") from None
-        raise Unavailable(f"{self._objects.url}: somebody else writes {OWNER_KEY} at this moment")
+        raise Unavailable(f"{self._objects.url}: another broker writes {OWNER_KEY} at this moment")
 
     async def _check_object(self) -> bool:
         """Read the object, and create or replace it if this broker may. Returns False if another broker was faster."""

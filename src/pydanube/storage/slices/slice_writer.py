@@ -2,7 +2,7 @@
 
 Invariants
     from its first attempt a number is bound to its bytes: every retry sends the same bytes
-    a lost answer is settled by reading back whose slice it is
+    after a lost answer, the slice is read back to see which broker wrote it
     `done` is called once for each record, in the order of `append`, after its slice counts; or with an error, once the
     sequence is sealed: then nothing that was not called back counts
 """
@@ -176,7 +176,7 @@ class SliceWriter:
 
     @property
     def stuck_s(self) -> float:
-        """For how long slices are on their way and none of them has counted; 0 if none is."""
+        """Seconds since a slice counted last, while slices are being put; 0 if none is."""
         return self._clock.monotonic() - self._progress_at if self._waiting and self._ended is None else 0.0
 
     @property

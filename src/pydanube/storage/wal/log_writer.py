@@ -90,7 +90,7 @@ class LogWriter:
         self, disk: Disk, engine: Engine, recovered: RecoveredLog, settings: LogSettings, clock: Clock, lock: DiskLock
     ) -> None:
         self.identity = engine.identity
-        """The node whose log this is."""
+        """The node that the log belongs to."""
         self.recovered = recovered
         self.pending_bytes = 0
         self.metrics = LogMetrics()
