@@ -13,8 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-STEP_SECONDS_MAX = 400
-"""For Spark to start and get somewhere, on a busy machine."""
+from spark_broker import STEP_SECONDS_MAX
 
 HERE = {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
 """Nothing listens to the network, and executors have the packages of this Python."""

@@ -1,13 +1,21 @@
-"""A broker for the Spark tests."""
+"""A broker for the Spark tests, and what is in its topics."""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
+import pydanube
 from pydanube.server.restoring import restore
 from pydanube.settings import Settings
+
+TOPIC: Final = "/default/orders"
+STEP_SECONDS_MAX: Final = 400
+"""For Spark to start and get somewhere, on a machine where everybody else is busy too."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +29,26 @@ class Broker:
     def servers(self) -> str:
         """What the data source's option `servers` takes."""
         return self.url.removeprefix("danube://")
+
+
+def messages(client: pydanube.BlockingClient, topic: str = TOPIC) -> dict[int, list[pydanube.Message]]:
+    """Return what is stored in each partition."""
+    found = {}
+    for partition in client.partitions(topic):
+        with client.reader(topic, partition=partition.index, start="earliest", end="latest") as reader:
+            found[partition.index] = list(reader)
+    return found
+
+
+def payloads(client: pydanube.BlockingClient, topic: str = TOPIC) -> list[bytes]:
+    return [one.payload for each in messages(client, topic).values() for one in each]
+
+
+def until(condition: Callable[[], bool], what: str, log: Callable[[], str] = str) -> None:
+    deadline = time.monotonic() + STEP_SECONDS_MAX
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {STEP_SECONDS_MAX} s: {what}\n{log()}"
+        time.sleep(0.01)
 
 
 def restore_into(directory: Path, lost: Path) -> dict[str, object]:

@@ -10,12 +10,13 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
 import kill_driver
+from spark_broker import messages, until
 
 import pydanube
 
@@ -23,8 +24,6 @@ LOCAL = "local[2,4]"
 SOURCE, SINK = "/default/source", "/default/sink"
 SOURCE_PARTITIONS, SINK_PARTITIONS = 3, 4
 KEYS = 50
-STEP_SECONDS_MAX = 400
-"""For a driver to start and get somewhere, on a machine where everybody else is busy too."""
 
 
 def chosen_seed() -> int:
@@ -32,13 +31,6 @@ def chosen_seed() -> int:
     seed = int(os.environ.get("DANUBE_SEED") or random.randrange(2**32))
     print(f"seed {seed} (repeat with DANUBE_SEED={seed})")
     return seed
-
-
-def until(condition: Callable[[], bool], what: str, log: Callable[[], str] = str) -> None:
-    deadline = time.monotonic() + STEP_SECONDS_MAX
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {STEP_SECONDS_MAX} s: {what}\n{log()}"
-        time.sleep(0.01)
 
 
 class Served(Protocol):
@@ -233,8 +225,5 @@ Found = tuple[int, str | None, tuple[tuple[str, str], ...]]
 
 def _rows(client: pydanube.BlockingClient, topic: str) -> list[Found]:
     """Return the rows of all partitions, each in order."""
-    found: list[Found] = []
-    for partition in client.partitions(topic):
-        with client.reader(topic, partition=partition.index, start="earliest", end="latest") as reader:
-            found += [(int(one.payload), one.key, tuple(one.attributes.items())) for one in reader]
-    return found
+    every = messages(client, topic).values()
+    return [(int(one.payload), one.key, tuple(one.attributes.items())) for each in every for one in each]

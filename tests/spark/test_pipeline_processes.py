@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from pipeline_process import JVM, PipelineProcess, committed, planned
-from spark_broker import Broker
+from spark_broker import Broker, payloads
 from spark_cluster import standalone
 
 import pydanube
@@ -108,16 +108,9 @@ class Scene:
         table = DeltaTable(str(self.directory / "table")).to_pyarrow_table()["payload"].to_pylist()
         evens = Counter(b"%d" % number for number in range(0, self.published, 2))
         assert Counter(table) == evens
-        assert Counter(self._payloads("/default/copy")) == evens
+        assert Counter(payloads(self.client, "/default/copy")) == evens
         letters = [int(one.message.payload) for one in self.client.dead_letters("/default/odd")]
         assert sorted(letters) == list(range(1, self.published, 2))
-
-    def _payloads(self, topic: str) -> list[bytes]:
-        found: list[bytes] = []
-        for partition in self.client.partitions(topic):
-            with self.client.reader(topic, partition=partition.index, start="earliest", end="latest") as reader:
-                found += [message.payload for message in reader]
-        return found
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
-from spark_broker import Broker
+from spark_broker import Broker, payloads
 
 import pydanube
 from pydanube.model.errors import Invalid, Refused
@@ -90,14 +90,6 @@ def read_table(path: Path) -> list[int]:
     from deltalake import DeltaTable
 
     return sorted(DeltaTable(str(path)).to_pyarrow_table(columns=["id"])["id"].to_pylist())
-
-
-def payloads(client: pydanube.BlockingClient, topic: str) -> list[bytes]:
-    found: list[bytes] = []
-    for partition in client.partitions(topic):
-        with client.reader(topic, partition=partition.index, start="earliest", end="latest") as reader:
-            found += [message.payload for message in reader]
-    return found
 
 
 def test_late_and_broken_messages_end_where_the_pipeline_says(

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
+from spark_broker import TOPIC, Broker, until
 
 import pydanube
 from pydanube.client.connection.connection import Connection
@@ -29,11 +28,6 @@ from pydanube.testing import _server_thread, broker_thread
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "runtime"))
 from object_servers import S3_BUCKET, s3_server, s3_settings
-
-if TYPE_CHECKING:
-    from spark_broker import Broker
-
-TOPIC = "/default/orders"
 
 
 @pytest.fixture(autouse=True)
@@ -77,13 +71,6 @@ def numbers(wanted: OffsetRange, chosen: ReadOptions) -> list[int]:
     rows = [row for batch in fetching.read_ranges([wanted], chosen) for row in batch.to_pylist()]
     assert [int(row["payload"]) for row in rows] == [row["offset"] for row in rows]
     return [row["offset"] for row in rows]
-
-
-def until(condition: Callable[[], bool], seconds: float = 200) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -282,7 +269,7 @@ def test_what_retention_removed_is_reported_or_passed_with_a_warning(
         wanted = planned(client, chosen)
         client.create_subscription(TOPIC, "keeper", start=600)
         client.set_policies(TOPIC, retention_bytes=0)
-        until(lambda: client.partitions(TOPIC)[0].start_offset == 600)
+        until(lambda: client.partitions(TOPIC)[0].start_offset == 600, "retention has run")
         with pytest.raises(Refused, match=r"offsets 0\.\.600 \(600\): retention or truncation removed them") as report:
             numbers(wanted, chosen)
         assert "failOnDataLoss=false" in str(report.value)

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 from brokers import BrokerProcess
 from kill_driver import STEPS
+from spark_broker import until
 from spark_cluster import standalone
-from spark_killing import Driver, Scene, chosen_seed, executors, until
+from spark_killing import Driver, Scene, chosen_seed, executors
 
 pytestmark = [pytest.mark.spark_kill, pytest.mark.process, pytest.mark.timeout(1800)]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,15 +10,13 @@ import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
-from spark_broker import Broker, restore_into
+from spark_broker import TOPIC, Broker, restore_into, until
 
 from pydanube import BlockingClient, connect_blocking
 from pydanube.client.tables.arrow_rows import arrow_schema
 from pydanube.spark import DanubeDataSource
 from pydanube.spark.message_types import spark_schema
 from pydanube.testing import broker_thread
-
-TOPIC = "/default/orders"
 
 
 @pytest.fixture(autouse=True)
@@ -49,13 +45,6 @@ def collected(frame: DataFrame, path: Path, **trigger: Any) -> StreamingQuery:
     """The stream into a table of this session, named "collected"."""
     writer = frame.writeStream.format("memory").queryName("collected").option("checkpointLocation", str(path))
     return (writer.trigger(**trigger) if trigger else writer).start()
-
-
-def until(condition: Callable[[], bool], what: str, seconds: float = 200.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
-        time.sleep(0.02)
 
 
 # -- batches -----------------------------------------------------------------------------------------------------------

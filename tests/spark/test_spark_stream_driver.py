@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
-from spark_broker import Broker, restore_into
+from spark_broker import TOPIC, Broker, restore_into, until
 
 from pydanube import BlockingClient, Invalid, NotFound, Refused, Unavailable, connect_blocking
 from pydanube.runtime.clock import ManualClock
@@ -22,15 +22,7 @@ from pydanube.spark.reading.stream_driver import StreamDriver, attempt_seconds
 from pydanube.spark.reading.stream_reader import DanubeStreamReader
 from pydanube.testing import broker_thread
 
-TOPIC = "/default/orders"
 Json = dict[str, Any]
-
-
-def until(condition: Callable[[], bool], what: str, seconds: float = 200.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
-        time.sleep(0.01)
 
 
 class Query:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from brokers import BrokerProcess
-from spark_killing import until
+from spark_broker import until
 from test_table_formats import stored
 
 import pydanube

@@ -10,7 +10,8 @@ import pytest
 import table_kill_driver
 from brokers import BrokerProcess
 from kill_driver import SINK_COMMITTED, TASKS_DONE
-from spark_killing import SOURCE, Driver, Scene, until
+from spark_broker import messages, until
+from spark_killing import SOURCE, Driver, Scene
 
 from pydanube.spark.tables.options import Format, TableOptions
 from pydanube.spark.tables.orphans import find_orphans
@@ -45,12 +46,9 @@ class TableScene(Scene):
         return Counter((row["payload"], row["partition"], row["offset"]) for row in stored(self.table).to_pylist())
 
     def published(self) -> Counter[tuple[int, str, int]]:
-        found: Counter[tuple[int, str, int]] = Counter()
         with self._client() as client:
-            for partition in client.partitions(SOURCE):
-                with client.reader(SOURCE, partition=partition.index, start="earliest", end="latest") as reader:
-                    found.update((one.payload, partition.index, one.offset) for one in reader)
-        return found
+            every = messages(client, SOURCE).values()
+        return Counter((one.payload, one.partition, one.offset) for each in every for one in each)
 
 
 @pytest.fixture(params=["delta", "iceberg"])

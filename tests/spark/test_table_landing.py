@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from spark_broker import Broker
+from spark_broker import TOPIC, Broker, messages
 from test_table_formats import stored
 
 import pydanube
@@ -20,7 +20,6 @@ from pydanube.spark.tables.landing import Landing, land
 from pydanube.spark.tables.options import Format, TableOptions
 from pydanube.spark.tables.table_formats import open_table
 
-TOPIC = "/default/orders"
 SECONDS_MAX = 300
 ORDER = json.dumps(
     {
@@ -54,12 +53,10 @@ def publish(client: pydanube.BlockingClient, first: int, count: int) -> None:
 
 
 def published(client: pydanube.BlockingClient) -> Counter[tuple[object, ...]]:
-    found: Counter[tuple[object, ...]] = Counter()
-    for partition in client.partitions(TOPIC):
-        with client.reader(TOPIC, partition=partition.index, start="earliest", end="latest") as reader:
-            for one in reader:
-                found[TOPIC, partition.index, one.offset, one.key, one.payload, one.attributes["n"]] += 1
-    return found
+    every = messages(client).values()
+    return Counter(
+        (TOPIC, one.partition, one.offset, one.key, one.payload, one.attributes["n"]) for each in every for one in each
+    )
 
 
 def landed(wanted: Landing) -> Counter[tuple[object, ...]]:
