@@ -8,6 +8,8 @@ import pytest
 from brokers import BrokerProcess, free_port
 from danube_peer import EXCLUSIVE, SHARED, DanubePeer, PeerProducer, Refused
 
+from waiting import until
+
 pytestmark = pytest.mark.process
 
 TOPIC = "/default/orders"
@@ -51,11 +53,6 @@ class Clients:
                     raise
                 await asyncio.sleep(0.05)
 
-    async def until(self, condition) -> None:
-        async with asyncio.timeout(300):
-            while not condition():  # noqa: ASYNC110 - what is waited for happens in another process
-                await asyncio.sleep(0.01)
-
 
 @pytest.mark.timeout(600)
 async def test_old_ids_are_served_after_kill_9_and_no_acked_message_is_missing(tmp_path):
@@ -74,13 +71,13 @@ async def test_old_ids_are_served_after_kill_9_and_no_acked_message_is_missing(t
             sending = [asyncio.ensure_future(clients.send(producer, sender)) for sender in range(SENDERS)]
             for _ in range(KILLS):
                 wanted = len(clients.sent) + rng.randint(50, 300)
-                await clients.until(lambda wanted=wanted: len(clients.sent) >= wanted)
+                await until(lambda wanted=wanted: len(clients.sent) >= wanted, 300)
                 await broker.restart()
             wanted = len(clients.sent) + 100
-            await clients.until(lambda: len(clients.sent) >= wanted)
+            await until(lambda: len(clients.sent) >= wanted, 300)
             clients.stopping = True
             await asyncio.gather(*sending)
-            await clients.until(lambda: all(clients.sent <= set(some) for some in clients.received.values()))
+            await until(lambda: all(clients.sent <= set(some) for some in clients.received.values()), 300)
             for one in running:
                 one.cancel()
             assert await peer.subscribe(TOPIC, "exclusive", "one", kind=EXCLUSIVE) == ids["exclusive"]

@@ -8,6 +8,8 @@ import random
 import pytest
 from brokers import BrokerProcess, free_port
 
+from waiting import until
+
 pytestmark = pytest.mark.process
 
 TOPIC = "/api/v1/topics/default/orders"
@@ -74,11 +76,6 @@ class Clients:
             except Gone:
                 await asyncio.sleep(0.05)
 
-    async def until(self, condition):
-        async with asyncio.timeout(300):
-            while not condition():  # noqa: ASYNC110 - what is waited for happens in another process
-                await asyncio.sleep(0.01)
-
 
 @pytest.mark.timeout(600)
 async def test_no_answered_message_is_missing_after_kill_9_and_each_is_at_its_offset(tmp_path):
@@ -91,13 +88,13 @@ async def test_no_answered_message_is_missing_after_kill_9_and_each_is_at_its_of
         sending = [asyncio.ensure_future(clients.send(sender)) for sender in range(SENDERS)]
         for _ in range(KILLS):
             wanted = len(clients.sent) + rng.randint(50, 200)
-            await clients.until(lambda wanted=wanted: len(clients.sent) >= wanted)
+            await until(lambda wanted=wanted: len(clients.sent) >= wanted, 300)
             await broker.restart()
         wanted = len(clients.sent) + 50
-        await clients.until(lambda: len(clients.sent) >= wanted)
+        await until(lambda: len(clients.sent) >= wanted, 300)
         clients.stopping = True
         await asyncio.gather(*sending)
-        await clients.until(lambda: set(clients.sent.values()) <= set(clients.received))
+        await until(lambda: set(clients.sent.values()) <= set(clients.received), 300)
         receiving.cancel()
     assert {payload: clients.received[offset] for payload, offset in clients.sent.items()} == {
         payload: payload for payload in clients.sent
