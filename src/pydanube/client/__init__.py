@@ -10,8 +10,9 @@ Importing this package is cheap, as for `pydanube` itself: a module is imported 
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Final
+
+from pydanube.runtime.late_imports import late
 
 if TYPE_CHECKING:
     from pydanube.client.admin.access import Access
@@ -100,15 +101,7 @@ _MODULES: Final = {
     "connect_blocking": ".blocking.client",
 }
 """The module of each name that is exported here."""
-
-
-def __getattr__(name: str) -> object:
-    """Import the module of an exported name when the name is used first."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(_MODULES[name], __name__), name)
-    globals()[name] = value
-    return value
+__getattr__ = late(__name__, _MODULES)
 
 
 def __dir__() -> list[str]:

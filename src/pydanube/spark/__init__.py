@@ -11,8 +11,9 @@ so.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from pydanube.runtime.late_imports import late
 
 if TYPE_CHECKING:
     from .datasource import DanubeDataSource
@@ -21,28 +22,25 @@ if TYPE_CHECKING:
 
 __all__ = ["DanubeDataSource", "DanubeDeltaDataSource", "DanubeIcebergDataSource", "register", "session"]
 
-_HOMES = {
+_MODULES = {
     "DanubeDataSource": ".datasource",
     "DanubeDeltaDataSource": ".tables.sources",
     "DanubeIcebergDataSource": ".tables.sources",
     "register": ".session_builder",
     "session": ".session_builder",
 }
+_load = late(__name__, _MODULES)
 
 
 def __getattr__(name: str) -> object:
     """Import a public name on first use: importing Spark takes a second, and not every module here needs it."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        value: object = getattr(import_module(_HOMES[name], __name__), name)
+        return _load(name)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in {"pyspark", "py4j", "pyarrow"}:
             raise
         needed = f"pydanube.spark needs {error.name}, which is not installed: pip install 'pydanube[spark]'"
         raise ModuleNotFoundError(needed, name=error.name) from error
-    globals()[name] = value
-    return value
 
 
 def __dir__() -> list[str]:

@@ -20,8 +20,9 @@ progress, metrics       figures of a running pipeline; the same as Prometheus te
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from pydanube.runtime.late_imports import late
 
 if TYPE_CHECKING:
     from .loading import check_file, load
@@ -29,16 +30,10 @@ if TYPE_CHECKING:
 
 __all__ = ["RunOptions", "check_file", "load", "run"]
 
-_HOMES = {"check_file": ".loading", "load": ".loading", "RunOptions": ".runner", "run": ".runner"}
+_MODULES = {"check_file": ".loading", "load": ".loading", "RunOptions": ".runner", "run": ".runner"}
+"""The module of each name that is exported here: checking a file needs no Spark, whose import takes a second."""
 
-
-def __getattr__(name: str) -> object:
-    """Import a public name on first use: checking a file needs no Spark, whose import takes a second."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(_HOMES[name], __name__), name)
-    globals()[name] = value
-    return value
+__getattr__ = late(__name__, _MODULES)
 
 
 def __dir__() -> list[str]:
