@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 from weakref import WeakSet
 
 from pydanube.client.admin.access import Access
-from pydanube.client.admin.admin import Admin
 from pydanube.client.admin.aliases import Aliases
+from pydanube.client.admin.brokers import Admin
 from pydanube.client.admin.dead_letters import DeadLetters
 from pydanube.client.admin.schemas import Schemas
 from pydanube.client.admin.storage import Storage

@@ -1,4 +1,4 @@
-"""The brokers that a client works with, and object storage."""
+"""The brokers that a client works with: what they do, their upgrades, and which take partitions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .area import Asking
 
 
 class Admin(Asking):
-    """The administrative calls of a client."""
+    """The calls of a client about brokers and the cluster."""
 
     async def describe_broker(self) -> BrokerDescription:
         """Describe the broker that this client is connected to."""
