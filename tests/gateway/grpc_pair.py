@@ -9,7 +9,7 @@ from danube_peer import DanubePeer
 from two_brokers import TwoBrokers
 
 from pydanube.gateway.grpc import GrpcServer
-from pydanube.gateway.native.publish_memory import PublishMemory
+from pydanube.gateway.publish_memory import PublishMemory
 from pydanube.model.limits import MIB
 from pydanube.model.settings.sections import Sections
 from pydanube.runtime.clock import SystemClock

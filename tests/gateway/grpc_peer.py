@@ -14,7 +14,7 @@ import waiting
 from pydanube import testing
 from pydanube.gateway.grpc import GrpcServer
 from pydanube.gateway.grpc.messages import SCHEMA
-from pydanube.gateway.native.publish_memory import PublishMemory
+from pydanube.gateway.publish_memory import PublishMemory
 from pydanube.model.limits import MIB
 from pydanube.model.settings.sections import Sections
 from pydanube.runtime.clock import SystemClock

@@ -31,8 +31,8 @@ from pydanube.core.access import ANONYMOUS, Action
 from pydanube.gateway.grpc import GrpcServer
 from pydanube.gateway.grpc.permissions import PERMISSIONS, actions_of, permissions_of, resource_of, scope_of
 from pydanube.gateway.http import HttpServer
-from pydanube.gateway.native.publish_memory import PublishMemory
 from pydanube.gateway.native.server import NativeServer
+from pydanube.gateway.publish_memory import PublishMemory
 from pydanube.model.errors import AlreadyExists, Conflict, Denied, Invalid, Refused
 from pydanube.model.security import ResourcePattern
 from pydanube.model.settings.sections import LimitSettings, Sections

@@ -12,7 +12,7 @@ from grpc_peer import connect
 from pydanube.gateway.grpc.calls import CallLimits, service_handler
 from pydanube.gateway.grpc.messages import HEALTH, SCHEMA
 from pydanube.gateway.grpc.request_intake import RequestIntake
-from pydanube.gateway.native.publish_memory import PublishMemory
+from pydanube.gateway.publish_memory import PublishMemory
 from pydanube.gateway.unproven_work import UnprovenWork
 from pydanube.model.limits import MIB
 from pydanube.runtime.clock import SystemClock

@@ -14,7 +14,7 @@ import pydanube
 from pydanube.client import Client
 from pydanube.codec.batch import Batch
 from pydanube.core.access import ANONYMOUS
-from pydanube.gateway.native.publish_memory import PublishMemory
+from pydanube.gateway.publish_memory import PublishMemory
 from pydanube.model.names import TopicName
 from pydanube.model.positions import Position
 from pydanube.model.schemas import ValidationPolicy

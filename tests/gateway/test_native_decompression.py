@@ -14,7 +14,7 @@ from pydanube.codec import batch as batches
 from pydanube.codec.batch import Batch, Codec
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import FrameKind
-from pydanube.gateway.native.publish_memory import PauseReason
+from pydanube.gateway.publish_memory import PauseReason
 from pydanube.model.limits import MIB
 from pydanube.operations import staging
 from pydanube.runtime.clock import ManualClock

@@ -12,7 +12,7 @@ from native_peer import TOPIC, Between, NativeListener, Peer, neighbour, one_bat
 
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import FrameKind
-from pydanube.gateway.native.publish_memory import PauseReason
+from pydanube.gateway.publish_memory import PauseReason
 from pydanube.model.errors import DanubeError, Full, Invalid, Unavailable
 from pydanube.model.limits import FRAME_BYTES_MAX, KIB, MIB
 from pydanube.model.paging import NamePage

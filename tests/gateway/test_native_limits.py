@@ -9,7 +9,7 @@ from native_peer import TOPIC, Peer, neighbour, one_batch, open_listener
 from pydanube.codec.batch import Batch
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import FrameKind
-from pydanube.gateway.native.publish_memory import PauseReason
+from pydanube.gateway.publish_memory import PauseReason
 from pydanube.model.errors import Full, Invalid, NotFound, Refused, StaleEpoch, Unavailable
 from pydanube.model.policies import Policies, PolicyReport
 from pydanube.model.positions import Position

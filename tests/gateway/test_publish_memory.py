@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydanube.gateway.native.publish_memory import PauseReason, PublishMemory, PublishShare
+from pydanube.gateway.publish_memory import PauseReason, PublishMemory, PublishShare
 
 LIMIT_BYTES = 1_000
 

@@ -33,7 +33,7 @@ from pydanube.gateway.http import HttpServer
 from pydanube.gateway.http.api.operations import PATH_PARAMETERS
 from pydanube.gateway.http.api.table import OPERATIONS
 from pydanube.gateway.native import NativeServer
-from pydanube.gateway.native.publish_memory import PublishMemory
+from pydanube.gateway.publish_memory import PublishMemory
 from pydanube.model.errors import Denied
 from pydanube.model.schemas import Binding
 from pydanube.model.settings.sections import HttpSettings, LimitSettings, Sections

@@ -28,8 +28,8 @@ from pydanube.core.identity import Identity
 from pydanube.gateway.grpc import GrpcServer
 from pydanube.gateway.http import HttpServer
 from pydanube.gateway.native import NativeServer
-from pydanube.gateway.native.publish_memory import PublishMemory
 from pydanube.gateway.native.session import PEER_PREFIX
+from pydanube.gateway.publish_memory import PublishMemory
 from pydanube.metadata.store import MetadataStore
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.errors import Conflict, Denied, Full, Invalid, NotFound, Unavailable

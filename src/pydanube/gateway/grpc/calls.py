@@ -32,7 +32,7 @@ from pydanube.broker.security.audit_operations import UNAUDITED, AuditedOperatio
 from pydanube.broker.security.security import Security
 from pydanube.core.access import ANONYMOUS, Principal
 from pydanube.core.identity import NOBODY, Credentials, Identity
-from pydanube.gateway.native.publish_memory import PublishShare
+from pydanube.gateway.publish_memory import PublishShare
 from pydanube.gateway.unproven_work import UnprovenClient, UnprovenWork
 from pydanube.model.addresses import split_host_port
 from pydanube.model.errors import DanubeError, Full, Invalid, Unavailable, internal_error

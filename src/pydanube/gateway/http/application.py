@@ -28,7 +28,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from pydanube.broker import UNREAD_SMALL_BYTES, Broker, UnreadPart
 from pydanube.core.identity import NOBODY, Identity
-from pydanube.gateway.native.publish_memory import PublishMemory
+from pydanube.gateway.publish_memory import PublishMemory
 from pydanube.gateway.unproven_work import UnprovenClient
 from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.model.limits import KIB

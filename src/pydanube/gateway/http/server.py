@@ -14,8 +14,8 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from pydanube.broker import Broker
-from pydanube.gateway.native.publish_memory import PublishMemory
 from pydanube.gateway.places import Places
+from pydanube.gateway.publish_memory import PublishMemory
 from pydanube.gateway.unproven_work import UnprovenClient, UnprovenWork
 from pydanube.model.settings.sections import Sections
 from pydanube.runtime.clock import MICROSECONDS, Clock

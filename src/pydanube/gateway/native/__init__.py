@@ -5,7 +5,6 @@ session         one client: handshake, publishing, consuming, flow control
 requests        control requests: from a struct to a call of the broker and back
 fetches         fetch requests: reading by offset
 delivery        sends deliveries to one consumer
-publish_memory  limits the memory of publishes that have no answer yet
 answer_share    counts the memory of fetch answers that a client has not read yet
 chunks          decides whether a received batch stays in the receive buffer or is copied
 peers           requests from this broker to the others of its cluster

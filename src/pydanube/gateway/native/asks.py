@@ -20,6 +20,7 @@ from pydanube.broker import INBOX_BYTES, Broker, Inbox, Producer, Published, Req
 from pydanube.codec.native import frames
 from pydanube.codec.native import requests as wire
 from pydanube.codec.native.frames import Frame, FrameKind
+from pydanube.gateway.publish_memory import PublishMemory, PublishShare
 from pydanube.model.errors import DanubeError, Full, Invalid, Unavailable
 from pydanube.model.limits import REPLIES_MAX, REQUEST_TIMEOUT_MS_MAX, REQUESTS_WAITING_MAX
 from pydanube.model.names import TopicName
@@ -27,7 +28,6 @@ from pydanube.model.replies import ReplyHead
 from pydanube.runtime.tasks import Tasks
 
 from .answer_share import AnswerShare
-from .publish_memory import PublishMemory, PublishShare
 
 if TYPE_CHECKING:
     from .session import Session

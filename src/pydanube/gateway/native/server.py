@@ -13,6 +13,7 @@ from typing import Final
 from pydanube.broker import Broker
 from pydanube.codec.native.frames import PREAMBLE
 from pydanube.gateway.places import Places
+from pydanube.gateway.publish_memory import PublishMemory
 from pydanube.gateway.unproven_work import UnprovenWork
 from pydanube.model.errors import DanubeError, Full, Invalid
 from pydanube.model.settings.sections import LimitSettings
@@ -26,7 +27,6 @@ from pydanube.runtime.telemetry import get_logger
 from pydanube.runtime.tls import ServerCertificates
 from pydanube.runtime.tls_transport import TlsListening
 
-from .publish_memory import PublishMemory
 from .requests import error_frame
 from .session import ListenerResources, Session
 

@@ -57,6 +57,7 @@ from pydanube.codec.native.requests import (
 from pydanube.core.access import ANONYMOUS, Principal
 from pydanube.core.identity import NO_CREDENTIALS, NOBODY, Credentials, Identity
 from pydanube.gateway import peer_certificates
+from pydanube.gateway.publish_memory import PauseReason, PublishMemory, PublishShare
 from pydanube.gateway.unproven_work import UnprovenClient
 from pydanube.model.errors import DanubeError, Denied, Full, Invalid, NotFound, Refused, Unauthenticated, Unavailable
 from pydanube.model.failure import DELAY_MS_MAX
@@ -73,7 +74,6 @@ from .asks import Asks
 from .chunks import Chunks
 from .delivery import DeliverySink
 from .fetches import Fetches
-from .publish_memory import PauseReason, PublishMemory, PublishShare
 
 log = get_logger(__name__)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pydanube.broker import Broker
-from pydanube.gateway.native.publish_memory import PublishMemory
+from pydanube.gateway.publish_memory import PublishMemory
 from pydanube.model.settings.sections import HttpSettings
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import Tasks

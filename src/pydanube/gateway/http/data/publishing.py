@@ -19,7 +19,7 @@ from pydanube.broker import QUOTA_WAIT_S_MAX, Broker, PublishDone, SharedProduce
 from pydanube.broker.cluster.topic_addresses import Place
 from pydanube.codec.batch import encode
 from pydanube.core.access import Principal
-from pydanube.gateway.native.publish_memory import PublishMemory
+from pydanube.gateway.publish_memory import PublishMemory
 from pydanube.gateway.sends import Sends
 from pydanube.model.errors import DanubeError, Invalid, Unavailable
 from pydanube.model.key_hash import fnv1a_64

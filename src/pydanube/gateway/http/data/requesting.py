@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from pydanube.broker import INBOX_BYTES, Broker, RequestMessage
 from pydanube.core.access import Principal
-from pydanube.gateway.native.publish_memory import PublishMemory
+from pydanube.gateway.publish_memory import PublishMemory
 from pydanube.model.errors import Invalid, RequestFailed, Unavailable
 from pydanube.model.key_hash import fnv1a_64
 from pydanube.model.names import TopicName
