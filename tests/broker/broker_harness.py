@@ -12,13 +12,14 @@ from typing import Any
 from metadata_harness import FaultyStore
 
 from pydanube.broker import Attachment, Broker, BrokerParts, Consumer, FetchResult, Producer, Published
-from pydanube.broker.handlers import Caller, carry_out
+from pydanube.broker.handlers import carry_out
 from pydanube.broker.producers.producers import Access
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.security.audit import AuditParts
 from pydanube.broker.security.security import SecurityParts
 from pydanube.codec.batch import Batch, encode
 from pydanube.core.access import ANONYMOUS, AllowAll, Authorizer
+from pydanube.core.identity import NOBODY
 from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.metadata.store import MetadataStore
 from pydanube.model.addresses import BrokerAddresses
@@ -396,4 +397,4 @@ class Collector:
 async def truncate(broker: Broker, topic: TopicName, offsets: dict[int, int]) -> dict[int, int]:
     """Delete everything before the offsets, by partition. Return where these partitions begin now."""
     asked = TruncateTopic(topic=topic, offsets=list(offsets.items()))
-    return dict((await carry_out(broker, Caller(ANONYMOUS), asked)).positions)
+    return dict((await carry_out(broker, NOBODY, asked)).positions)

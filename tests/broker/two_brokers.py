@@ -72,7 +72,8 @@ class DirectPeers:
     async def request(self, broker: str, request: wire.Request, answer: type[AnswerT]) -> AnswerT:
         other = self._table.reach(broker, request)
         decoded = wire.decode_request(memoryview(wire.encode(request)))
-        found = wire.decode(memoryview(await perform(_Caller(other), decoded)), answer)  # type: ignore[arg-type]
+        with other.freshness.checked():
+            found = wire.decode(memoryview(await perform(_Caller(other), decoded)), answer)  # type: ignore[arg-type]
         if self._table.lose_answers:
             raise Unavailable(f"the answer of broker {broker!r} was lost")
         return found

@@ -341,7 +341,12 @@ class SimulatedPeers:
     async def request(self, broker: str, request: wire.Request, answer: type[AnswerT]) -> AnswerT:
         decoded = wire.decode_request(memoryview(wire.encode(request)))
         other = self._world.connect(self._world.brokers[broker])
-        found = await self._world.ask(other, lambda broker: perform(_Caller(broker), decoded))  # type: ignore[arg-type]
+
+        async def performed(there: Broker) -> bytes:
+            with there.freshness.checked():
+                return await perform(_Caller(there), decoded)  # type: ignore[arg-type]
+
+        found = await self._world.ask(other, performed)
         return wire.decode(memoryview(found), answer)
 
     async def publish(self, broker: str, topic: TopicName, partition: int, batch: memoryview) -> Published:

@@ -9,8 +9,6 @@ from danube_peer import DanubePeer
 from two_brokers import TwoBrokers
 
 from pydanube.gateway.grpc import GrpcServer
-from pydanube.gateway.publish_memory import PublishMemory
-from pydanube.model.limits import MIB
 from pydanube.model.settings.sections import Sections
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.tasks import Tasks
@@ -21,7 +19,7 @@ async def open_grpc(pair: TwoBrokers, name: str) -> AsyncIterator[tuple[DanubePe
     """Yield a client of the data listener, and the address of the admin listener."""
     async with Tasks() as tasks:
         broker = pair.table.brokers[name]
-        server = GrpcServer(broker, Sections(), SystemClock(), tasks, PublishMemory(64 * MIB))
+        server = GrpcServer(broker, Sections(), SystemClock(), tasks)
         data = "{}:{}".format(*await server.open_data("127.0.0.1", 0))
         admin = "{}:{}".format(*await server.open_admin("127.0.0.1", 0))
         pair.advertise(name, grpc=data, admin=admin)

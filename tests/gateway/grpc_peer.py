@@ -12,6 +12,7 @@ from broker_harness import changed
 
 import waiting
 from pydanube import testing
+from pydanube.gateway.door import Door
 from pydanube.gateway.grpc import GrpcServer
 from pydanube.gateway.grpc.messages import SCHEMA
 from pydanube.gateway.publish_memory import PublishMemory
@@ -51,14 +52,14 @@ async def open_listener(
         assert broker_server._native is not None
         broker = broker_server._native._resources.broker
         broker = wrap(broker) if wrap is not None else broker
-        memory = PublishMemory(memory_bytes)
         async with Tasks() as tasks:
-            server = GrpcServer(broker, changed(Sections(), "grpc", **settings), SystemClock(), tasks, memory)
+            door = Door(broker, SystemClock(), memory_bytes)
+            server = GrpcServer(broker, changed(Sections(), "grpc", **settings), SystemClock(), tasks, door=door)
             broker_server.grpc_address = await server.open_data("127.0.0.1", 0)
             broker_server.admin_address = await server.open_admin("127.0.0.1", 0)
             await server.start()
             try:
-                yield GrpcListener(server, broker, broker_server.url, memory)
+                yield GrpcListener(server, broker, broker_server.url, door.publish_memory)
             finally:
                 await server.close(0)
 

@@ -32,7 +32,6 @@ from pydanube.gateway.grpc import GrpcServer
 from pydanube.gateway.grpc.permissions import PERMISSIONS, actions_of, permissions_of, resource_of, scope_of
 from pydanube.gateway.http import HttpServer
 from pydanube.gateway.native.server import NativeServer
-from pydanube.gateway.publish_memory import PublishMemory
 from pydanube.model.errors import AlreadyExists, Conflict, Denied, Invalid, Refused
 from pydanube.model.security import ResourcePattern
 from pydanube.model.settings.sections import LimitSettings, Sections
@@ -69,7 +68,7 @@ async def http(directory: Path, super_user: str = SUPER) -> AsyncIterator[HttpLi
 @asynccontextmanager
 async def grpc_admin(directory: Path, super_user: str = SUPER) -> AsyncIterator[GrpcPeer]:
     async with open_broker(directory, security=secured(super_user)) as broker, Tasks() as tasks:
-        server = GrpcServer(broker, Sections(), SystemClock(), tasks, PublishMemory(1 << 20))
+        server = GrpcServer(broker, Sections(), SystemClock(), tasks)
         await server.open_data("127.0.0.1", 0)
         host, port = await server.open_admin("127.0.0.1", 0)
         await server.start()

@@ -7,15 +7,10 @@ from typing import Any
 
 import grpc.aio
 import pytest
-from grpc_peer import connect
+from grpc_peer import connect, open_listener
 
-from pydanube.gateway.grpc.calls import CallLimits, service_handler
+from pydanube.gateway.grpc.calls import service_handler
 from pydanube.gateway.grpc.messages import HEALTH, SCHEMA
-from pydanube.gateway.grpc.request_intake import RequestIntake
-from pydanube.gateway.publish_memory import PublishMemory
-from pydanube.gateway.unproven_work import UnprovenWork
-from pydanube.model.limits import MIB
-from pydanube.runtime.clock import SystemClock
 from waiting import until
 
 
@@ -38,19 +33,20 @@ class WritesTooLate:
 
 
 async def test_a_write_to_a_client_that_is_gone_is_not_logged_as_an_error(capfd: pytest.CaptureFixture[str]) -> None:
-    service, clock = WritesTooLate(), SystemClock()
-    limits = CallLimits(10, PublishMemory(MIB), RequestIntake(clock), UnprovenWork(clock, lambda: True))
-    server = grpc.aio.server()
-    server.add_generic_rpc_handlers((service_handler(SCHEMA, "grpc.health.v1.Health", service, limits),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        async with connect(f"127.0.0.1:{port}") as peer:
-            stream = peer.stream("grpc.health.v1.Health/Watch")
-            await stream.read()
-            stream.cancel()
-            await until(lambda: service.error is not None and not limits._addresses)
-    finally:
-        await server.stop(0)
+    service = WritesTooLate()
+    async with open_listener() as there:
+        limits = there.server._tool_limits
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers((service_handler(SCHEMA, "grpc.health.v1.Health", service, limits),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            async with connect(f"127.0.0.1:{port}") as peer:
+                stream = peer.stream("grpc.health.v1.Health/Watch")
+                await stream.read()
+                stream.cancel()
+                await until(lambda: service.error is not None and not limits._addresses)
+        finally:
+            await server.stop(0)
     assert isinstance(service.error, grpc.aio.InternalError)
     assert "Traceback" not in capfd.readouterr().err

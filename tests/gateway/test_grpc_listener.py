@@ -384,7 +384,7 @@ async def test_a_draining_listener_answers_what_runs_and_refuses_what_is_new():
 
 async def test_a_broker_opens_both_listeners_and_publishes_memory_is_shared(tmp_path):
     async with testing._server(tmp_path, {"grpc_data": True, "grpc_admin": True}) as server:
-        assert server._grpc._limits._memory is server._native.publish_memory
+        assert server._grpc._door is server._native._resources.door
         for host, port in (server.grpc_address, server.admin_address):
             async with connect(f"{host}:{port}") as peer:
                 assert (await peer.call(HEALTH_CHECK)).status == SERVING

@@ -206,8 +206,7 @@ async def test_a_body_that_is_too_large_is_refused_before_it_is_sent() -> None:
 
 
 async def test_unanswered_publishes_count_against_the_budget_of_all_listeners(http):
-    memory = PublishMemory(1000)
-    http.server._application._data.publisher._memory = memory
+    memory = http.server._application._data.publisher._door.publish_memory = PublishMemory(1000)
     share = memory.reserve(900)
     assert share is not None
     answer = await publish(http, {"payload": "x" * 200})

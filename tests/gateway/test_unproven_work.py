@@ -141,7 +141,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def costly(here: Here, step_s: float) -> UnprovenWork:
     """Make every step that is measured cost so much."""
     assert here.server._native is not None
-    work = here.server._native.unproven_work
+    work = here.server._native._resources.door.work
     work.processor_time = Processor(step_s)
     return work
 

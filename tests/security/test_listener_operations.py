@@ -33,7 +33,6 @@ from pydanube.gateway.http import HttpServer
 from pydanube.gateway.http.api.operations import PATH_PARAMETERS
 from pydanube.gateway.http.api.table import OPERATIONS
 from pydanube.gateway.native import NativeServer
-from pydanube.gateway.publish_memory import PublishMemory
 from pydanube.model.errors import Denied
 from pydanube.model.schemas import Binding
 from pydanube.model.settings.sections import HttpSettings, LimitSettings, Sections
@@ -208,7 +207,7 @@ async def test_metrics_show_what_the_caller_may_see(tmp_path: Path):
 async def open_grpc(directory: Path) -> AsyncIterator[tuple[World, dict[bool, grpc_peer.GrpcPeer]]]:
     """Yield a world and a peer of each listener; True: that of the administration."""
     async with open_world(directory) as world, Tasks() as tasks:
-        server = GrpcServer(world.broker, Sections(), SystemClock(), tasks, PublishMemory(1 << 26))
+        server = GrpcServer(world.broker, Sections(), SystemClock(), tasks)
         data, admin = await server.open_data("127.0.0.1", 0), await server.open_admin("127.0.0.1", 0)
         await server.start()
         try:

@@ -29,7 +29,6 @@ from pydanube.gateway.grpc import GrpcServer
 from pydanube.gateway.http import HttpServer
 from pydanube.gateway.native import NativeServer
 from pydanube.gateway.native.session import PEER_PREFIX
-from pydanube.gateway.publish_memory import PublishMemory
 from pydanube.metadata.store import MetadataStore
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.errors import Conflict, Denied, Full, Invalid, NotFound, Unavailable
@@ -110,7 +109,7 @@ async def open_place(directory: Path) -> AsyncIterator[Place]:
         await broker.topics.create(Principal("root"), TopicName.parse(TOPIC), TopicConfig())
         native = NativeServer(broker, LimitSettings(), system, tasks)
         http = HttpServer(broker, Sections(http=HttpSettings(webhooks=(WEBHOOK,), consumers_max=12)), system, tasks)
-        server = GrpcServer(broker, Sections(), system, tasks, PublishMemory(1 << 26))
+        server = GrpcServer(broker, Sections(), system, tasks)
         host, port = await native.start("127.0.0.1", 0)
         address = await http.start("127.0.0.1", 0)
         _, data = await server.open_data("127.0.0.1", 0)

@@ -7,14 +7,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from inspect import isawaitable
-from typing import Any, Final, Literal, NamedTuple, TypeVar, cast
+from typing import Any, Final, Literal, TypeVar, cast
 
 import msgspec
 
 from pydanube.broker.topics.listing import cut_page
 from pydanube.codec.native.requests import ANSWER_BYTES_KEPT, fitting
-from pydanube.core.access import Principal
-from pydanube.core.identity import NOBODY, Identity
+from pydanube.core.identity import Identity
 from pydanube.model.errors import Invalid, NotFound
 from pydanube.model.limits import CONTROL_BYTES_MAX
 from pydanube.model.names import parse_namespace
@@ -38,22 +37,14 @@ from pydanube.operations import (
 
 from .facade import Broker
 
-
-class Caller(NamedTuple):
-    """Who asks for an operation, and how that was established."""
-
-    principal: Principal
-    identity: Identity = NOBODY
-
-
 OperationT = TypeVar("OperationT", bound=Operation[Any])
 Outcome = msgspec.Struct | None
 """None stands for Done."""
 
-Handler = Callable[[Broker, Caller, Any], Awaitable[Outcome] | Outcome]
+Handler = Callable[[Broker, Identity, Any], Awaitable[Outcome] | Outcome]
 
 
-async def carry_out(broker: Broker, caller: Caller, operation: Operation[AnswerT]) -> AnswerT:
+async def carry_out(broker: Broker, caller: Identity, operation: Operation[AnswerT]) -> AnswerT:
     """Do what a listener is asked for, if the caller may, and return the answer. Cancelled: it may have been done."""
     broker.check_needs(caller.principal, operation)
     done = HANDLERS[type(operation)](broker, caller, operation)
@@ -62,7 +53,7 @@ async def carry_out(broker: Broker, caller: Caller, operation: Operation[AnswerT
 
 
 def _by(
-    kind: type[OperationT], handler: Callable[[Broker, Caller, OperationT], Awaitable[Outcome] | Outcome]
+    kind: type[OperationT], handler: Callable[[Broker, Identity, OperationT], Awaitable[Outcome] | Outcome]
 ) -> tuple[type[Operation[Any]], Handler]:
     return kind, handler
 
@@ -70,19 +61,19 @@ def _by(
 # -- access ------------------------------------------------------------------------------------------------------------
 
 
-def _whoami(broker: Broker, caller: Caller, _asked: access.WhoAmI) -> Outcome:
-    found = broker.access.whoami(caller.principal, caller.identity)
+def _whoami(broker: Broker, caller: Identity, _asked: access.WhoAmI) -> Outcome:
+    found = broker.access.whoami(caller.principal, caller)
     return msgspec.structs.replace(found, bindings=found.bindings[: fitting(found.bindings)])
 
 
-def _list_bindings(broker: Broker, caller: Caller, asked: access.ListAccessBindings) -> Outcome:
+def _list_bindings(broker: Broker, caller: Identity, asked: access.ListAccessBindings) -> Outcome:
     page = broker.access.list_bindings(caller.principal, asked.subject, asked.resource, asked.after, asked.limit)
     count = fitting(page.bindings)
     cut = page.bindings[:count]
     return page if count == len(page.bindings) else access.BindingsListed(cut, cut[-1].id)
 
 
-def _list_keys(broker: Broker, caller: Caller, asked: access.ListApiKeys) -> Outcome:
+def _list_keys(broker: Broker, caller: Identity, asked: access.ListApiKeys) -> Outcome:
     page = broker.access.list_keys(caller.principal, asked.principal, asked.after, asked.limit)
     count = fitting(page.keys)
     cut = page.keys[:count]
@@ -92,7 +83,7 @@ def _list_keys(broker: Broker, caller: Caller, asked: access.ListApiKeys) -> Out
 # -- brokers -----------------------------------------------------------------------------------------------------------
 
 
-def _describe_broker(broker: Broker, caller: Caller, asked: brokers.DescribeBroker) -> Outcome:
+def _describe_broker(broker: Broker, caller: Identity, asked: brokers.DescribeBroker) -> Outcome:
     if not asked.broker:
         return broker.describe(caller.principal)
     living = brokers.ClusterInfo(broker.cluster.describe(caller.principal)).living.brokers
@@ -102,11 +93,11 @@ def _describe_broker(broker: Broker, caller: Caller, asked: brokers.DescribeBrok
     raise NotFound(f"there is no living broker {asked.broker}: there is {', '.join(one.node for one in living)}")
 
 
-async def _finish_upgrade(broker: Broker, caller: Caller, _asked: brokers.FinishUpgrade) -> Outcome:
+async def _finish_upgrade(broker: Broker, caller: Identity, _asked: brokers.FinishUpgrade) -> Outcome:
     return brokers.UpgradeInfo(await broker.upgrade.finish(caller.principal))
 
 
-async def _list_leftovers(broker: Broker, caller: Caller, asked: brokers.ListLeftovers) -> Outcome:
+async def _list_leftovers(broker: Broker, caller: Identity, asked: brokers.ListLeftovers) -> Outcome:
     return brokers.LeftoversListed(await broker.leftovers.describe(caller.principal, asked.broker, asked.own_only))
 
 
@@ -120,13 +111,13 @@ def _page(asked: namespaces.ListNamespaces | subscriptions.ListSubscriptions) ->
     return PageQuery(filter=asked.filter, sort=asked.sort, limit=asked.limit or PAGE_MAX, after=asked.after)
 
 
-async def _list_namespaces(broker: Broker, caller: Caller, asked: namespaces.ListNamespaces) -> Outcome:
+async def _list_namespaces(broker: Broker, caller: Identity, asked: namespaces.ListNamespaces) -> Outcome:
     if (query := _page(asked)) is None:
         return NamePage(await broker.namespaces.names(caller.principal))
     return await broker.listing.namespaces(caller.principal, query)
 
 
-async def _set_policies(broker: Broker, caller: Caller, asked: namespaces.SetPolicies) -> Outcome:
+async def _set_policies(broker: Broker, caller: Identity, asked: namespaces.SetPolicies) -> Outcome:
     target = namespaces.policy_target(asked.target)
     return await broker.policies.set(caller.principal, target, asked.changes, asked.expected)
 
@@ -138,22 +129,22 @@ def _version(number: int) -> int | Literal["latest"]:
     return "latest" if number == -1 else number
 
 
-async def _register_schema(broker: Broker, caller: Caller, asked: schemas.RegisterSchema) -> Outcome:
+async def _register_schema(broker: Broker, caller: Identity, asked: schemas.RegisterSchema) -> Outcome:
     return schemas.SchemaRegistered(await broker.schemas.register(caller.principal, asked.subject, asked.definition))
 
 
-async def _check_schema(broker: Broker, caller: Caller, asked: schemas.CheckSchema) -> Outcome:
+async def _check_schema(broker: Broker, caller: Identity, asked: schemas.CheckSchema) -> Outcome:
     version = _version(asked.version) if asked.version else None
     reasons = await broker.schemas.check(caller.principal, asked.subject, asked.definition, version, asked.level)
     count = fitting(reasons) if reasons else 0
     return schemas.Incompatibilities(reasons[:count], len(reasons) - count)
 
 
-async def _look_up_schema(broker: Broker, caller: Caller, asked: schemas.LookUpSchema) -> Outcome:
+async def _look_up_schema(broker: Broker, caller: Identity, asked: schemas.LookUpSchema) -> Outcome:
     return schemas.Schema(await broker.schemas.lookup(caller.principal, asked.subject, asked.definition, asked.deleted))
 
 
-async def _get_schema(broker: Broker, caller: Caller, asked: schemas.GetSchema) -> Outcome:
+async def _get_schema(broker: Broker, caller: Identity, asked: schemas.GetSchema) -> Outcome:
     if bool(asked.subject) + bool(asked.schema_id) + bool(asked.global_id) != 1:
         raise Invalid("a schema is asked for by its subject, its schema id or its global id: name one of them")
     registry, version = broker.schemas, _version(asked.version or -1)
@@ -164,21 +155,21 @@ async def _get_schema(broker: Broker, caller: Caller, asked: schemas.GetSchema) 
     return schemas.Schema(await registry.by_global_id(caller.principal, asked.global_id))
 
 
-async def _list_subjects(broker: Broker, caller: Caller, asked: schemas.ListSubjects) -> Outcome:
+async def _list_subjects(broker: Broker, caller: Identity, asked: schemas.ListSubjects) -> Outcome:
     query = PageQuery(filter=asked.filter, sort=asked.sort, limit=asked.count, after=asked.page)
     names = await broker.schemas.subjects(caller.principal, asked.prefix, asked.deleted)
     return page_of_names(names[bisect_right(names, asked.after) if asked.after else 0 :], query)
 
 
-async def _list_versions(broker: Broker, caller: Caller, asked: schemas.ListSchemaVersions) -> Outcome:
+async def _list_versions(broker: Broker, caller: Identity, asked: schemas.ListSchemaVersions) -> Outcome:
     return schemas.SchemaVersions(await broker.schemas.versions(caller.principal, asked.subject, asked.deleted))
 
 
-async def _describe_subject(broker: Broker, caller: Caller, asked: schemas.DescribeSubject) -> Outcome:
+async def _describe_subject(broker: Broker, caller: Identity, asked: schemas.DescribeSubject) -> Outcome:
     return schemas.Subject(await broker.schemas.describe(caller.principal, asked.subject))
 
 
-async def _delete_schema(broker: Broker, caller: Caller, asked: schemas.DeleteSchema) -> Outcome:
+async def _delete_schema(broker: Broker, caller: Identity, asked: schemas.DeleteSchema) -> Outcome:
     registry, version = broker.schemas, _version(asked.version)
     if not asked.version:
         return schemas.SchemaVersions(await registry.delete_subject(caller.principal, asked.subject, asked.permanent))
@@ -186,12 +177,12 @@ async def _delete_schema(broker: Broker, caller: Caller, asked: schemas.DeleteSc
     return schemas.SchemaVersions([deleted])
 
 
-async def _list_referrers(broker: Broker, caller: Caller, asked: schemas.ListReferrers) -> Outcome:
+async def _list_referrers(broker: Broker, caller: Identity, asked: schemas.ListReferrers) -> Outcome:
     version = _version(asked.version)
     return schemas.GlobalIds(await broker.schemas.referenced_by(caller.principal, asked.subject, version))
 
 
-async def _get_compatibility(broker: Broker, caller: Caller, asked: schemas.GetCompatibility) -> Outcome:
+async def _get_compatibility(broker: Broker, caller: Identity, asked: schemas.GetCompatibility) -> Outcome:
     subject = asked.subject or None
     own, effective = await broker.schemas.compatibility(caller.principal, subject)
     return schemas.CompatibilityLevel(
@@ -199,14 +190,14 @@ async def _get_compatibility(broker: Broker, caller: Caller, asked: schemas.GetC
     )
 
 
-async def _set_compatibility(broker: Broker, caller: Caller, asked: schemas.SetCompatibility) -> Outcome:
+async def _set_compatibility(broker: Broker, caller: Identity, asked: schemas.SetCompatibility) -> Outcome:
     own, effective = await broker.schemas.set_compatibility(
         caller.principal, asked.subject or None, asked.level, asked.expected
     )
     return schemas.CompatibilityLevel(effective, own)
 
 
-async def _get_binding(broker: Broker, caller: Caller, asked: schemas.GetBinding) -> Outcome:
+async def _get_binding(broker: Broker, caller: Identity, asked: schemas.GetBinding) -> Outcome:
     binding = await broker.schemas.binding(caller.principal, asked.topic)
     return schemas.TopicBinding(binding, (await broker.policies.get(caller.principal, asked.topic)).version)
 
@@ -214,13 +205,13 @@ async def _get_binding(broker: Broker, caller: Caller, asked: schemas.GetBinding
 # -- storage -----------------------------------------------------------------------------------------------------------
 
 
-async def _describe_storage(broker: Broker, caller: Caller, asked: storage.DescribeStorage) -> Outcome:
+async def _describe_storage(broker: Broker, caller: Identity, asked: storage.DescribeStorage) -> Outcome:
     if asked.own_only:
         return await broker.storage.own_usage(caller.principal, asked.partitions)
     return await broker.storage.usage(caller.principal, asked.topic, asked.place)
 
 
-async def _upload_storage(broker: Broker, caller: Caller, asked: storage.UploadStorage) -> Outcome:
+async def _upload_storage(broker: Broker, caller: Identity, asked: storage.UploadStorage) -> Outcome:
     if asked.run:
         state = await broker.storage.upload_state(caller.principal, asked.run, own_only=asked.own_only)
     else:
@@ -240,17 +231,17 @@ _GAP_BYTES_MAX: Final = 19
 _LIST_BYTES_MAX: Final = CONTROL_BYTES_MAX - ANSWER_BYTES_KEPT
 
 
-async def _lookup(broker: Broker, caller: Caller, asked: topics.Lookup) -> Outcome:
+async def _lookup(broker: Broker, caller: Identity, asked: topics.Lookup) -> Outcome:
     return topics.Route.of(await broker.topics.lookup(caller.principal, asked.topic, asked.create))
 
 
-async def _create_topic(broker: Broker, caller: Caller, asked: topics.CreateTopic) -> None:
+async def _create_topic(broker: Broker, caller: Identity, asked: topics.CreateTopic) -> None:
     is_open = asked.choose_level or not asked.ack_level
     config = TopicConfig(asked.partitions, asked.reliable, AckLevel.parse(asked.ack_level or "durable"))
     await broker.topics.create(caller.principal, asked.topic, config, choose_level=is_open)
 
 
-async def _describe_topic(broker: Broker, caller: Caller, asked: topics.DescribeTopic) -> Outcome:
+async def _describe_topic(broker: Broker, caller: Identity, asked: topics.DescribeTopic) -> Outcome:
     found = await broker.topics.describe(caller.principal, asked.topic, asked.own_only)
     return topics.Topic.of(found, _gaps_told(len(found.partitions)))
 
@@ -261,19 +252,19 @@ def _gaps_told(partitions: int) -> int:
     return max(0, min(_GAPS_TOLD_MAX, room // _GAP_BYTES_MAX // max(1, partitions)))
 
 
-async def _list_topics(broker: Broker, caller: Caller, asked: topics.ListTopics) -> Outcome:
+async def _list_topics(broker: Broker, caller: Identity, asked: topics.ListTopics) -> Outcome:
     namespace = parse_namespace(asked.namespace) if asked.namespace else None
     return NamePage(await broker.topics.names(caller.principal, namespace))
 
 
-async def _list_topic_page(broker: Broker, caller: Caller, asked: topics.ListTopicPage) -> Outcome:
+async def _list_topic_page(broker: Broker, caller: Identity, asked: topics.ListTopicPage) -> Outcome:
     namespace = parse_namespace(asked.namespace) if asked.namespace else None
     query = PageQuery(filter=asked.filter, sort=asked.sort, limit=asked.limit, after=asked.after)
     page = await broker.listing.topics(caller.principal, query, namespace)
     return cut_page(page, query.order(TOPIC_NUMBERS), _LIST_BYTES_MAX)
 
 
-async def _summarize_topics(broker: Broker, caller: Caller, asked: topics.SummarizeTopics) -> Outcome:
+async def _summarize_topics(broker: Broker, caller: Identity, asked: topics.SummarizeTopics) -> Outcome:
     found: list[TopicSummary] = []
     left = _LIST_BYTES_MAX
     async with aclosing(broker.statistics.summaries(caller.principal, asked.topics)) as summaries:
@@ -285,24 +276,24 @@ async def _summarize_topics(broker: Broker, caller: Caller, asked: topics.Summar
     return TopicPage(found)
 
 
-async def _get_statistics(broker: Broker, caller: Caller, asked: topics.GetStatistics) -> Outcome:
+async def _get_statistics(broker: Broker, caller: Identity, asked: topics.GetStatistics) -> Outcome:
     return topics.StatisticsReport(await broker.statistics.topic(caller.principal, asked.topic, asked.own_only))
 
 
-async def _find_offset(broker: Broker, caller: Caller, asked: topics.FindOffset) -> Outcome:
+async def _find_offset(broker: Broker, caller: Identity, asked: topics.FindOffset) -> Outcome:
     return topics.Offset(
         await broker.topics.find_offset(caller.principal, asked.topic, asked.partition, asked.position, asked.own_only)
     )
 
 
-async def _salvage(broker: Broker, caller: Caller, asked: topics.SalvageTopic) -> Outcome:
+async def _salvage(broker: Broker, caller: Identity, asked: topics.SalvageTopic) -> Outcome:
     step = await broker.leftovers.salvage(
         caller.principal, asked.topic, asked.partition, asked.to, asked.broker, asked.drop, asked.own_only
     )
     return topics.Salvaged(step)
 
 
-async def _take_over(broker: Broker, caller: Caller, asked: topics.TakeOverTopic) -> Outcome:
+async def _take_over(broker: Broker, caller: Identity, asked: topics.TakeOverTopic) -> Outcome:
     partition = None if asked.partition < 0 else asked.partition
     losses = await broker.topics.take_over(caller.principal, asked.topic, partition, asked.accept_loss)
     return topics.TakenOver(losses)
@@ -311,20 +302,22 @@ async def _take_over(broker: Broker, caller: Caller, asked: topics.TakeOverTopic
 # -- subscriptions -----------------------------------------------------------------------------------------------------
 
 
-async def _list_subscriptions(broker: Broker, caller: Caller, asked: subscriptions.ListSubscriptions) -> Outcome:
+async def _list_subscriptions(broker: Broker, caller: Identity, asked: subscriptions.ListSubscriptions) -> Outcome:
     if (query := _page(asked)) is None:
         return NamePage(await broker.subscriptions.names(caller.principal, asked.topic))
     return await broker.listing.subscriptions(caller.principal, asked.topic, query)
 
 
-def _redrive(broker: Broker, caller: Caller, asked: dead_letters.RedriveLetters) -> Awaitable[Outcome]:
+def _redrive(broker: Broker, caller: Identity, asked: dead_letters.RedriveLetters) -> Awaitable[Outcome]:
     principal = caller.principal
     if asked.on_behalf:
         principal = broker.peer_requests.principal_of(principal, asked.on_behalf)
     return broker.dead_letters.redrive(principal, asked)
 
 
-def _create_subscription(broker: Broker, caller: Caller, asked: subscriptions.CreateSubscription) -> Awaitable[Outcome]:
+def _create_subscription(
+    broker: Broker, caller: Identity, asked: subscriptions.CreateSubscription
+) -> Awaitable[Outcome]:
     positions = dict(asked.positions)
     if len(positions) < len(asked.positions):
         raise Invalid("positions name a partition twice: give one offset for each")

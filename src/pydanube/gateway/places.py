@@ -18,7 +18,8 @@ from typing import Final
 from pydanube.broker import ListenerMetrics
 from pydanube.runtime.network import counted_address
 from pydanube.runtime.telemetry import get_logger
-from pydanube.runtime.tls_transport import Handshakes
+from pydanube.runtime.tls import ServerCertificates
+from pydanube.runtime.tls_transport import Handshakes, TlsListening
 
 from .unproven_work import CONNECTION_S, UnprovenClient, UnprovenWork
 
@@ -53,6 +54,26 @@ class Places:
         self._metrics = metrics
         self._addresses: Counter[str] = Counter()
         self._refused = 0
+
+    def tls(
+        self,
+        certificates: ServerCertificates | None,
+        handshake_ms: int,
+        plain_answer: bytes = b"",
+        *,
+        is_http2: bool = False,
+    ) -> TlsListening | None:
+        """Return how connections are encrypted, which is agreed on for HTTP/2 if they speak that; None: without
+        certificates they are not. A client that speaks no TLS gets `plain_answer`."""
+        if certificates is None:
+            return None
+        return TlsListening(
+            lambda: certificates.http2_context if is_http2 else certificates.context,
+            handshake_ms / 1000,
+            self.handshakes,
+            self.may_begin,
+            plain_answer,
+        )
 
     def may_begin(self, address: str) -> bool:
         """Return whether a TLS handshake from this IP address may begin: it takes the place of a connection. If not,

@@ -43,6 +43,7 @@ from pydanube.codec.wal import FORMAT as LOG_FORMAT
 from pydanube.codec.wal import NodeIdentity
 from pydanube.core.access import AllowAll, Authorizer
 from pydanube.core.access_rules import AccessRules
+from pydanube.gateway.door import Door
 from pydanube.gateway.native import NativeServer
 from pydanube.gateway.native.peers import NativePeers, is_living
 from pydanube.metadata.etcd.place import older_copy
@@ -534,20 +535,20 @@ class Server:
         places = _http_places(settings) if HTTP in listeners else ConnectionLimits(0, 0)
         reserved = GRPC_DESCRIPTORS * grpc_places + places.connections + 3 * places.at_once
         tls = self._listener_tls
-        self._native = NativeServer(broker, settings.limits, clock, tasks, tls.get(NATIVE), reserved)
-        memory, work = self._native.publish_memory, self._native.unproven_work
+        door = Door(broker, clock, settings.limits.publish_memory_bytes)
+        self._native = NativeServer(broker, settings.limits, clock, tasks, tls.get(NATIVE), reserved, door)
         if HTTP in listeners:
             from pydanube.gateway.http import HttpServer
 
             webhooks = tuple(_with_secret(one) for one in settings.http.webhooks)
             with_secrets = replace(settings, http=replace(settings.http, webhooks=webhooks))
-            self._http = HttpServer(broker, with_secrets, clock, tasks, memory, tls.get(HTTP), places, work)
+            self._http = HttpServer(broker, with_secrets, clock, tasks, tls.get(HTTP), places, door)
             self.http_address = await self._on_port(HTTP, self._http.start)
         if grpc_places:
             from pydanube.gateway.grpc import GrpcServer
 
             certificates = tls.get(GRPC), tls.get(ADMIN)
-            self._grpc = GrpcServer(broker, settings, clock, tasks, memory, certificates, grpc_places, work)
+            self._grpc = GrpcServer(broker, settings, clock, tasks, certificates, grpc_places, door)
             if GRPC in listeners:
                 opened = await self._unless_taken(GRPC, self._grpc.open_data)
                 self.grpc_address = self.grpc_address if opened is TAKEN else opened

@@ -18,22 +18,20 @@ import inspect
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager
-from functools import lru_cache, partial
-from typing import Any, Final, NoReturn, Protocol
+from contextlib import ExitStack, contextmanager
+from functools import lru_cache
+from typing import Any, Final, NoReturn
 
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 from grpc import StatusCode
 
-from pydanube.broker import UNREAD_SMALL_BYTES, Broker, ListenerMetrics
-from pydanube.broker.security.audit_operations import UNAUDITED, AuditedOperation, Origin, Unaudited
-from pydanube.broker.security.security import Security
-from pydanube.core.access import ANONYMOUS, Principal
-from pydanube.core.identity import NOBODY, Credentials, Identity
-from pydanube.gateway.publish_memory import PublishShare
-from pydanube.gateway.unproven_work import UnprovenClient, UnprovenWork
+from pydanube.broker import UNREAD_SMALL_BYTES, ListenerMetrics
+from pydanube.core.access import Principal
+from pydanube.core.identity import NOBODY, Credentials
+from pydanube.gateway.door import Caller, Door
+from pydanube.gateway.unproven_work import UnprovenClient
 from pydanube.model.addresses import split_host_port
 from pydanube.model.errors import DanubeError, Full, Invalid, Unavailable, internal_error
 from pydanube.runtime.budget import Budget
@@ -47,7 +45,7 @@ from .request_intake import RequestIntake
 
 log = get_logger(__name__)
 
-Handler = Callable[[Any, Any], Awaitable[Any]]
+Answer = Callable[[Any, Any, ExitStack], Awaitable[bytes | None]]
 
 GRPC: Final = "grpc"
 ADMIN: Final = "admin"
@@ -72,39 +70,24 @@ _ANSWER_TIMES: Final = 2
 """In the memory of what clients have not received, an answer takes this many times its size: itself and gRPC's copy."""
 
 
-class Memory(Protocol):
-    """Where the bytes of unanswered requests are counted, together with those of other listeners."""
-
-    def reserve(self, size: int, principal: str = "") -> PublishShare | None: ...
-    def release(self, size: int, share: PublishShare) -> None: ...
-
-
 class Call:
     """One running call, as a service sees it."""
 
-    __slots__ = ("_peers", "context", "peer", "principal", "request_bytes")
+    __slots__ = ("_peers", "caller", "context", "peer", "request_bytes")
 
-    def __init__(
-        self,
-        context: Any,
-        request_bytes: int,
-        principal: Principal = ANONYMOUS,
-        peer: str = "",
-        peers: Peers | None = None,
-    ) -> None:
+    def __init__(self, context: Any, caller: Caller, peer: str, peers: Peers, request_bytes: int = 0) -> None:
         """`peers` knows the connections of clients."""
         self._peers = peers
         self.context = context
+        self.caller = caller
         self.peer = peer
         """The address of the client as gRPC writes it: `ipv4:127.0.0.1:5000`."""
         self.request_bytes = request_bytes
         """The size of the serialized request."""
-        self.principal = principal
 
     @property
-    def client(self) -> str:
-        """The IP address of the client."""
-        return _host(self.peer)[1]
+    def principal(self) -> Principal:
+        return self.caller.principal
 
     async def open_stream(self) -> None:
         """Tell the client that its stream is open. Otherwise the first message does, and clients that wait for it, as
@@ -118,39 +101,31 @@ class Call:
 
     def disconnect(self) -> None:
         """End the client's connection: gRPC keeps what it has taken of a message for as long as that is open."""
-        if self._peers is not None:
-            self._peers.abort(self.context)
+        self._peers.abort(self.context)
 
 
 class CallLimits:
     """Counts running calls per client address and the bytes of their requests, and refuses new ones while draining."""
 
     def __init__(
-        self,
-        calls_per_address_max: int,
-        memory: Memory,
-        intake: RequestIntake,
-        work: UnprovenWork,
-        peers: Peers | None = None,
-        broker: Broker | None = None,
+        self, calls_per_address_max: int, door: Door, intake: RequestIntake, peers: Peers, *, is_open: bool = False
     ) -> None:
-        """`work` is what callers cost before they have shown who they are, and `peers` knows where calls come from.
-        `broker` finds out who calls and what that may use; None: the services are open to everybody."""
-        self.work = work
-        self.peers = peers or Peers()
+        """`peers` knows where calls come from. `is_open`: the services ask nobody who they are, and tell nothing of
+        topics."""
+        self.door = door
+        self.peers = peers
         self.intake = intake
-        self.security = None if broker is None else broker.security
-        self._broker = broker
-        self._metrics = ListenerMetrics() if broker is None else broker.metrics.listener("grpc")
+        self.is_open = is_open
+        self._metrics = ListenerMetrics() if is_open else door.broker.metrics.listener(GRPC)
         self._per_address_max = calls_per_address_max
         self._addresses: Counter[str] = Counter()
-        self._memory = memory
         self.draining = False
         self.refused = 0
         self.refused_draining = 0
 
-    def enter(self, address: str) -> None:
-        """Count a call; raises Unavailable or Full, and counts nothing, if there may be no more."""
+    @contextmanager
+    def place(self, address: str) -> Iterator[None]:
+        """Count a call while it runs. Raises Unavailable or Full if there may be no more."""
         if self.draining:
             self.refused_draining += 1
             raise Unavailable("this broker is shutting down: try again, or another broker")
@@ -160,74 +135,49 @@ class CallLimits:
         self._addresses[address] += 1
         self._metrics.accepted += 1
         self._metrics.connections += 1
-
-    def audited(
-        self, listener: str, method: ServiceMethod, peer: str, caller: Identity
-    ) -> AuditedOperation | Unaudited:
-        """Return what a call runs in."""
-        if self._broker is None or not self._broker.audit.is_on:
-            return UNAUDITED
-        origin = Origin(listener, _host(peer)[1], caller.principal.id, caller.method)
-        return self._broker.audit.operation(origin, method.path.lstrip("/"))
-
-    @contextmanager
-    def fresh(self, context: Any) -> Iterator[None]:
-        """Surrounds a call: a client is told how old the answer may be."""
-        if self._broker is None:
+        try:
             yield
-            return
-        if age_s := self._broker.freshness.age_s:
-            context.set_trailing_metadata(((_AGE, str(age_s)),))
-        with self._broker.freshness.checked():
-            yield
+        finally:
+            self._metrics.connections -= 1
+            self._addresses[address] -= 1
+            if self._addresses[address] <= 0:
+                del self._addresses[address]
 
     @property
     def are_calls_running(self) -> bool:
         return bool(self._addresses)
-
-    def leave(self, address: str) -> None:
-        self._metrics.connections -= 1
-        self._addresses[address] -= 1
-        if self._addresses[address] <= 0:
-            del self._addresses[address]
 
     def reserve(self, size: int, caller: Principal) -> Callable[[], None]:
         """Count the bytes of a request, and return what gives them back. Raises Unavailable if there are too many, or
         too many of this caller."""
         if size < _COUNTED_BYTES_MIN:
             return _nothing
-        is_known = self.security is not None and self.security.is_required and not caller.is_broker
-        share = self._memory.reserve(size, caller.id if is_known else "")
-        if share is None:
+        release = self.door.reserve(caller, size)
+        if release is None:
             self._count_refused()
             raise Unavailable("this broker has too many unanswered requests: try again")
-        return partial(self._memory.release, size, share)
+        return release
+
+    @contextmanager
+    def operation(self, caller: Caller, method: ServiceMethod, context: Any) -> Iterator[None]:
+        """Surrounds what a call does: a client is told how old the answer may be."""
+        if self.is_open:
+            yield
+            return
+        if age_s := self.door.broker.freshness.age_s:
+            context.set_trailing_metadata(((_AGE, str(age_s)),))
+        with caller.operation(method.path.lstrip("/")):
+            yield
 
     def _count_refused(self) -> None:
         self.refused += 1
         self._metrics.refused += 1
 
-    def connect(self, principal: Principal, peer: str) -> Callable[[], None] | None:
-        """Count the connection that a call came on for its principal, and return what ends that; None: there are no
-        quotas. Raises Full."""
-        if self._broker is None or not self._broker.throttle.is_active:
-            return None
-        return self._broker.throttle.connect(principal, peer)
-
-    async def admit(self, caller: Identity, request: Any) -> None:
-        """Wait until the rates of quotas allow the call. Raises Full, and Unauthenticated if the caller's credentials
-        have ended: it may also have taken its time to send the request."""
-        if self._broker is None:
-            return
-        if self._broker.throttle.is_active:
-            await self._broker.throttle.request(caller.principal, _resource_of(request))
-        self._broker.security.check_believed(caller)
-
     def counted(self, call: Call, answer: bytes) -> bytes:
         """Return an answer; a large one counts as unread until the call ends, which is when gRPC has sent it. Raises
         Unavailable if no memory is free."""
-        if self._broker is not None and len(answer) > UNREAD_SMALL_BYTES:
-            part = self._broker.unread.part(call.principal, _ANSWER_TIMES)
+        if len(answer) > UNREAD_SMALL_BYTES and not self.is_open:
+            part = self.door.broker.unread.part(call.principal, _ANSWER_TIMES)
             part.check_may_take(len(answer))
             part.take(len(answer))
             part.watch(call.disconnect)
@@ -278,13 +228,19 @@ def _handler(method: ServiceMethod, function: Any, limits: CallLimits, listener:
     """Return the handler of one method. To gRPC every request is a stream: it is received when we ask for it."""
     if method.request_streams:
         assert method.reply_streams, f"{method.path}: streams of requests with one reply are not supported"
-        handle = _both_streams(method, function, limits)
-        return grpc.stream_stream_rpc_method_handler(handle, response_serializer=_serialize)
-    if method.reply_streams:
-        handle = _stream(method, function, limits, listener)
-        return grpc.stream_stream_rpc_method_handler(handle, response_serializer=_serialize)
-    handle = _unary(method, function, limits, listener)
-    return grpc.stream_unary_rpc_method_handler(handle, response_serializer=_serialize)
+        answer = _both_streams(method, function, limits)
+    else:
+        answer = _one_request(method, function, limits, listener)
+
+    async def handle(requests: Any, context: Any) -> Any:
+        try:
+            with ExitStack() as left:
+                return await answer(requests, context, left)
+        except Exception as error:
+            await _fail(context, method.path, error)
+
+    kind = grpc.stream_stream_rpc_method_handler if method.reply_streams else grpc.stream_unary_rpc_method_handler
+    return kind(handle, response_serializer=_serialize)
 
 
 def _serialize(message: Any) -> bytes:
@@ -294,79 +250,35 @@ def _serialize(message: Any) -> bytes:
     return serialized
 
 
-def _unary(method: ServiceMethod, function: Any, limits: CallLimits, listener: str) -> Handler:
-    parse, intake = method.request.FromString, limits.intake
-
-    async def handle(_requests: Any, context: Any) -> Any:
-        address, entered, release, disconnect = "", False, _nothing, None
-        data: bytes | None
-        call: Call | None
-        request: Any
-        try:
-            peer = limits.peers.address(context)
-            address = _address(peer)
-            limits.enter(address)
-            entered = True
-            identity = await _authenticate(limits, context, peer, listener)
-            disconnect = limits.connect(identity.principal, peer)
-            data = await intake.receive(context)
-            release = limits.reserve(len(data), identity.principal)
-            call = Call(context, len(data), identity.principal, peer, limits.peers)
-            request = _parsed(parse, data, method)
-            await limits.admit(identity, request)
-            with limits.audited(listener, method, peer, identity), limits.fresh(context):
-                return limits.counted(call, _serialize(await function(call, request)))
-        except Exception as error:
-            data = call = request = None  # gRPC keeps the error, and with it this frame, for as long as the connection
-            await _fail(context, method.path, error)
-        finally:
-            if entered:
-                limits.leave(address)
-            release()
-            if disconnect is not None:
-                disconnect()
-
-    return handle
-
-
-def _stream(method: ServiceMethod, function: Any, limits: CallLimits, listener: str) -> Handler:
+def _one_request(method: ServiceMethod, function: Any, limits: CallLimits, listener: str) -> Answer:
     parse, is_generator = method.request.FromString, inspect.isasyncgenfunction(function)
 
-    async def handle(_requests: Any, context: Any) -> None:
-        address, entered, disconnect = "", False, None
-        call: Call | None
-        request: Any
-        try:
-            peer = limits.peers.address(context)
-            address = _address(peer)
-            limits.enter(address)
-            entered = True
-            identity = await _authenticate(limits, context, peer, listener)
-            disconnect = limits.connect(identity.principal, peer)
-            data = await limits.intake.receive(context)
-            limits.reserve(len(data), identity.principal)()  # what is parsed of it is small
-            call = Call(context, len(data), identity.principal, peer, limits.peers)
-            request = _parsed(parse, data, method)
-            del data
-            await limits.admit(identity, request)
-            with limits.audited(listener, method, peer, identity), limits.fresh(context):
-                work = _write_all(context, function(call, request)) if is_generator else function(call, request)
-                follow = identity is not NOBODY
-                await (_while_believed(limits.security, identity, work, listener, call.client) if follow else work)
-        except Exception as error:
-            call = request = None  # as above
-            await _fail(context, method.path, error)
-        finally:
-            if entered:
-                limits.leave(address)
-            if disconnect is not None:
-                disconnect()
+    async def answer(_requests: Any, context: Any, left: ExitStack) -> bytes | None:
+        peer = limits.peers.address(context)
+        left.enter_context(limits.place(_address(peer)))
+        caller = left.enter_context(await _enter(limits, context, peer, listener))
+        data = await limits.intake.receive(context)
+        release = limits.reserve(len(data), caller.principal)
+        if method.reply_streams:
+            release()  # what is parsed of it is small
+        else:
+            left.callback(release)
+        call = Call(context, caller, peer, limits.peers, len(data))
+        request = _parsed(parse, data, method)
+        del data
+        await caller.admit(_resource_of(request))
+        with limits.operation(caller, method, context):
+            if not method.reply_streams:
+                return limits.counted(call, _serialize(await function(call, request)))
+            work = _write_all(context, function(call, request)) if is_generator else function(call, request)
+            await _while_believed(caller, work)
+            return None
 
-    return handle
+    return answer
 
 
-def _both_streams(method: ServiceMethod, function: Any, limits: CallLimits) -> Handler:
-    """Return the handler of a method whose clients stream too, such as reflection: few at a time, each address with its
+def _both_streams(method: ServiceMethod, function: Any, limits: CallLimits) -> Answer:
+    """Return what answers a method whose clients stream too, such as reflection: few at a time, each address with its
     share, and not for long. Whoever calls has not shown who it is, also when the call is over."""
     parse, streams = method.request.FromString, Budget(_BOTH_STREAMS_MAX)
 
@@ -375,27 +287,23 @@ def _both_streams(method: ServiceMethod, function: Any, limits: CallLimits) -> H
             _check_unproven(limits, context, client)
             yield _parsed(parse, data, method)
 
-    async def handle(requests: AsyncIterator[bytes], context: Any) -> None:
-        address, has_place = "", False
+    async def answer(requests: AsyncIterator[bytes], context: Any, left: ExitStack) -> None:
+        peer = limits.peers.address(context)
+        address, host = _address(peer), _host(peer)[1]
+        if not streams.take(1, address):
+            raise Full(f"{method.path} has as many streams as it may have, or as {address} may: end some first")
+        left.callback(streams.give_back, 1, address)
+        client = limits.door.work.client(host, CALL_S)
+        call = Call(context, limits.door.enter(GRPC, host, NOBODY, is_counted=False), peer, limits.peers)
         try:
-            peer = limits.peers.address(context)
-            address = _address(peer)
-            if not (has_place := streams.take(1, address)):
-                raise Full(f"{method.path} has as many streams as it may have, or as {address} may: end some first")
-            client = limits.work.client(_host(peer)[1], CALL_S)
             async with asyncio.timeout(_BOTH_STREAMS_S):
-                replies = function(Call(context, 0), parsed(requests, context, client))
+                replies = function(call, parsed(requests, context, client))
                 await client.run(_write_all(context, replies))
         except TimeoutError:
-            late = Status(StatusCode.DEADLINE_EXCEEDED, f"a stream of {method.path} lasts {_BOTH_STREAMS_S} seconds")
-            await _fail(context, method.path, late)
-        except Exception as error:
-            await _fail(context, method.path, error)
-        finally:
-            if has_place:
-                streams.give_back(1, address)
+            late = f"a stream of {method.path} lasts {_BOTH_STREAMS_S} seconds"
+            raise Status(StatusCode.DEADLINE_EXCEEDED, late) from None
 
-    return handle
+    return answer
 
 
 def _check_unproven(limits: CallLimits, context: Any, client: UnprovenClient) -> None:
@@ -405,34 +313,32 @@ def _check_unproven(limits: CallLimits, context: Any, client: UnprovenClient) ->
         raise Full(refusal)
 
 
-async def _authenticate(limits: CallLimits, context: Any, peer: str, listener: str) -> Identity:
-    """Return who calls, by the header `authorization: Bearer` or its certificate. Raises Unauthenticated or Full."""
-    security, client = limits.security, limits.work.client(_host(peer)[1], CALL_S)
-    if security is None or not security.is_required:
+async def _enter(limits: CallLimits, context: Any, peer: str, listener: str) -> Caller:
+    """Let in who calls. Raises Unauthenticated or Full."""
+    door, host = limits.door, _host(peer)[1]
+    client = door.work.client(host, CALL_S)
+    if limits.is_open or not door.broker.security.is_required:
         _check_unproven(limits, context, client)
-        return NOBODY
+        return door.enter(listener, host, NOBODY, peer, is_counted=not limits.is_open)
     try:
-        identity = await client.run(_identify(limits, security, context, peer, listener))
+        credentials = _credentials(limits, context)
+        identity = await client.run(door.identify(listener, host, credentials, client))
     except DanubeError:
         _check_unproven(limits, context, client)
         raise
-    client.proved()
-    return identity
+    return door.enter(listener, host, identity, peer)
 
 
-async def _identify(limits: CallLimits, security: Security, context: Any, peer: str, listener: str) -> Identity:
+def _credentials(limits: CallLimits, context: Any) -> Credentials:
+    """Return what a call shows: the header `authorization: Bearer`, or the certificate of its connection."""
     given = [str(value) for name, value in context.invocation_metadata() or () if name == "authorization"]
     scheme, _, token = given[0].strip().partition(" ") if len(given) == 1 else ("", "", "")
     token = token.strip() if scheme.lower() == "bearer" else ""
-    certificate = None if given else limits.peers.certificate(context)
-    return await security.authenticate(Credentials(token, certificate), _host(peer)[1], listener)
+    return Credentials(token, None if given else limits.peers.certificate(context))
 
 
-async def _while_believed(
-    security: Security | None, identity: Identity, work: Coroutine[Any, Any, None], listener: str, address: str
-) -> None:
-    """Do the work of a stream, and raise Unauthenticated when its identity ends before it does."""
-    assert security is not None
+async def _while_believed(caller: Caller, work: Coroutine[Any, Any, None]) -> None:
+    """Do the work of a stream, and raise Unauthenticated when its caller's credentials end before it does."""
     task, ended = asyncio.current_task(), []
     assert task is not None
 
@@ -440,15 +346,13 @@ async def _while_believed(
         ended.append(error)
         task.cancel()
 
-    session = security.sessions.open(identity, end, listener, address)
+    caller.follow(end)
     try:
         await work
     except asyncio.CancelledError:
         if not ended or task.uncancel() > 0:  # the client is gone
             raise
         raise ended[0] from None
-    finally:
-        security.sessions.close(session)
 
 
 async def _write_all(context: Any, replies: AsyncIterator[Any]) -> None:
@@ -503,7 +407,8 @@ async def _fail(context: Any, path: str, error: Exception) -> NoReturn:
         log.error("grpc.call_crashed", method=path, exc_info=error)
         code = StatusCode.INTERNAL
         details = internal_error(path, error).message
-    error.__traceback__ = None  # its frames hold what was received
+    # gRPC keeps the error for as long as the connection, and the frames of these hold what was received.
+    error.__traceback__ = error.__cause__ = error.__context__ = None
     try:
         await context.abort(code, details_of(details))
     except grpc.aio.InternalError as gone:

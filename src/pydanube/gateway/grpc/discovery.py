@@ -23,7 +23,7 @@ class Discovery(BrokerService):
     async def topic_lookup(self, call: Call, request: Any) -> Any:
         """Send the client to the owner. A partitioned topic as a whole has none: its clients look each of its
         partitions up, and any broker answers."""
-        self._broker.note_client(call.client)
+        self._broker.note_client(call.caller.origin.address)
         address = await known_address(self._broker, request.topic)
         self._broker.addresses.check_exists(call.principal, address)
         place = self._broker.addresses.find(call.principal, address)

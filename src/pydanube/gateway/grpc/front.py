@@ -29,7 +29,6 @@ from pydanube.model.addresses import host_port
 from pydanube.model.errors import Unavailable
 from pydanube.runtime.network import address_of, open_server
 from pydanube.runtime.tasks import Tasks
-from pydanube.runtime.tls import ServerCertificates
 from pydanube.runtime.tls_transport import TlsListening
 
 _SOCKET_PATH_BYTES_MAX: Final = 80
@@ -98,14 +97,12 @@ class Front:
         places: Places,
         peers: Peers,
         tasks: Tasks,
-        certificates: ServerCertificates | None,
-        handshake_s: float,
+        tls: TlsListening | None,
     ) -> None:
         self.places = places
         self.peers = peers
         self.tasks = tasks
-        self._certificates = certificates
-        self._handshake_s = handshake_s
+        self._tls = tls
         self._numbers = count(1)
         self._directory = _PrivateDirectory()
         self._server: asyncio.Server | None = None
@@ -121,16 +118,8 @@ class Front:
 
     async def open(self, host: str, port: int) -> tuple[str, int]:
         """Listen, and return the address in use. Raises OSError where that is impossible."""
-        self._server = await open_server(host, port, lambda: ClientSide(self), tls=self._tls())
+        self._server = await open_server(host, port, lambda: ClientSide(self), tls=self._tls)
         return address_of(self._server)
-
-    def _tls(self) -> TlsListening | None:
-        certificates, places = self._certificates, self.places
-        if certificates is None:
-            return None
-        return TlsListening(
-            lambda: certificates.http2_context, self._handshake_s, places.handshakes, places.may_begin, b""
-        )
 
     def close(self) -> None:
         """Accept nothing more, and disconnect everybody."""

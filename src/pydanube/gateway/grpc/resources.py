@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pydanube.broker import Broker
-from pydanube.broker.handlers import Caller, carry_out
+from pydanube.broker.handlers import carry_out
 from pydanube.model.settings.sections import GrpcSettings
 from pydanube.operations import AnswerT, Operation
 from pydanube.runtime.clock import Clock
@@ -38,4 +38,4 @@ class BrokerService:
 
     async def _do(self, call: Call, operation: Operation[AnswerT]) -> AnswerT:
         """Carry out an operation that a call asks for."""
-        return await carry_out(self._broker, Caller(call.principal), operation)
+        return await carry_out(self._broker, call.caller.identity, operation)

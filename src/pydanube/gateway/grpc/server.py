@@ -13,8 +13,8 @@ from typing import Any, Final
 import grpc.aio
 
 from pydanube.broker import Broker
+from pydanube.gateway.door import Door
 from pydanube.gateway.places import Places
-from pydanube.gateway.unproven_work import UnprovenWork
 from pydanube.model.limits import MIB
 from pydanube.model.settings.sections import Sections
 from pydanube.runtime.clock import Clock
@@ -23,7 +23,7 @@ from pydanube.runtime.telemetry import get_logger
 from pydanube.runtime.tls import ServerCertificates
 
 from . import health, reflection
-from .calls import ADMIN, GRPC, CallLimits, Memory, UnknownMethods, service_handler
+from .calls import ADMIN, GRPC, CallLimits, UnknownMethods, service_handler
 from .front import Front, Peers
 from .messages import SCHEMA
 from .request_intake import RequestIntake
@@ -63,14 +63,13 @@ class GrpcServer:
         settings: Sections,
         clock: Clock,
         tasks: Tasks,
-        memory: Memory,
         certificates: tuple[ServerCertificates | None, ServerCertificates | None] = (None, None),
         places: int | None = None,
-        work: UnprovenWork | None = None,
+        door: Door | None = None,
     ) -> None:
         """`certificates` are those that connections of the data and the admin listener are encrypted with; None: they
-        are not. `places`: as many connections as both may have together; None: those of the settings. `work` is what
-        clients of all listeners cost before they have shown who they are; None: these two count by themselves."""
+        are not. `places`: as many connections as both may have together; None: those of the settings. `door` is shared
+        by all listeners; None: these two have their own."""
         self._grpc, self._shared = settings.grpc, settings.limits
         self._connections_max = settings.grpc.connections_max if places is None else places
         self._data_certificates, self._admin_certificates = certificates
@@ -79,11 +78,10 @@ class GrpcServer:
         self._tasks = tasks
         intake = RequestIntake(clock)
         calls_max = min(settings.grpc.calls_per_address_max, settings.grpc.calls_max)
-        self._work = work = work or UnprovenWork(clock, lambda: broker.security.is_required)
+        self._door = door = door or Door(broker, clock, settings.limits.publish_memory_bytes)
         self._peers = peers = Peers()
-        self._limits = CallLimits(calls_max, memory, intake, work, peers, broker)
-        most = _TOOL_CALLS_PER_ADDRESS_MAX
-        self._tool_limits = CallLimits(most, memory, intake, work, peers)  # never drains
+        self._limits = CallLimits(calls_max, door, intake, peers)
+        self._tool_limits = CallLimits(_TOOL_CALLS_PER_ADDRESS_MAX, door, intake, peers, is_open=True)  # never drains
         self._fronts: list[Front] = []
         """Those of the ports that are open."""
         self._servers: list[Any] = []
@@ -118,9 +116,8 @@ class GrpcServer:
 
     def _places(self, listener: str, most: int) -> Places:
         """Return the places of a listener; up to half of them may be taken by one address."""
-        metrics = self._broker.metrics.listener(f"{listener}_connections")
         per_address_max = min(self._shared.connections_per_address_max, -(-most // 2))
-        return Places(listener, most, per_address_max, metrics, self._work)
+        return self._door.places(listener, most, per_address_max, metrics=f"{listener}_connections")
 
     async def start(self) -> None:
         """Serve on the ports that are open."""
@@ -173,7 +170,8 @@ class GrpcServer:
         listener: str,
     ) -> tuple[str, int]:
         """Bind a port for these services. `advice` is for callers of others; `listener` is named in the audit."""
-        front = Front(places, self._peers, self._tasks, certificates, self._shared.handshake_timeout_ms / 1000)
+        tls = places.tls(certificates, self._shared.handshake_timeout_ms, is_http2=True)
+        front = Front(places, self._peers, self._tasks, tls)
         self._fronts.append(front)
         server = grpc.aio.server(options=self._options(), maximum_concurrent_rpcs=self._grpc.calls_max)
         self._servers.append(server)

@@ -26,9 +26,9 @@ from starlette.routing import Mount
 from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from pydanube.broker import UNREAD_SMALL_BYTES, Broker, UnreadPart
-from pydanube.core.identity import NOBODY, Identity
-from pydanube.gateway.publish_memory import PublishMemory
+from pydanube.broker import UNREAD_SMALL_BYTES, UnreadPart
+from pydanube.core.identity import Identity
+from pydanube.gateway.door import Door
 from pydanube.gateway.unproven_work import UnprovenClient
 from pydanube.model.errors import DanubeError, Unavailable
 from pydanube.model.limits import KIB
@@ -44,6 +44,7 @@ from .connection import STRANGER_LINGER_BYTES, HttpConnection
 from .cors import Origins
 from .data import DataEndpoints
 from .host_check import HostCheck
+from .requests import CALLER, LISTENER, address_of
 
 _NAMED: Final = re.compile(rf"{BASE}/(topics|namespaces)/([^/]+)(?:/([^/]+))?")
 DISCARDED_BYTES_MAX: Final = 64 * KIB
@@ -64,18 +65,16 @@ _ALWAYS_SERVED: Final = frozenset({"/healthz", "/readyz"})
 class Application:
     """Answers every request of the HTTP listener."""
 
-    def __init__(
-        self, broker: Broker, settings: Sections, clock: Clock, tasks: Tasks, memory: PublishMemory | None = None
-    ) -> None:
-        """`memory` counts the bytes that all listeners have published and not answered; None: it is not counted."""
-        self._broker = broker
+    def __init__(self, door: Door, settings: Sections, clock: Clock, tasks: Tasks) -> None:
+        self._door = door
+        self._broker = broker = door.broker
         self._body_bytes_max = settings.limits.http_body_bytes_max
         self._discarded_bytes_max = settings.http.discarded_bytes_max
         self._bodies = Budget(settings.limits.http_bodies_bytes_max)
         self._draining = False
         self.hosts = HostCheck(settings.http.allowed_hosts, lambda: broker.advertised)
         self._origins = Origins(settings.http.cors_origins)
-        self._data = DataEndpoints(broker, settings.http, clock, tasks, memory)
+        self._data = DataEndpoints(door, settings.http, clock, tasks)
         handlers = {
             HTTPException: _http_error,
             DanubeError: self._danube_error,
@@ -144,20 +143,27 @@ class Application:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, body: _Body | None = None) -> None:
         """Find out who sends the request, and answer it."""
-        try:
-            identity = await authentication.authenticate(self._broker, scope)
-        except DanubeError as error:
-            await self._refuse(scope, receive, send, error)
-            return
-        if body is not None:
-            body.users = self._users_of(scope, identity)
-            if (too_large := body.check_announced()) is not None:
-                await errors.respond(too_large)(scope, receive, send)
+        path, connection = scope["path"], scope["state"]["connection"]
+        is_counted = not (authentication.is_open(path) or authentication.proves_later(path))
+        with contextlib.ExitStack() as left:
+            try:
+                identity = await authentication.authenticate(self._door, scope)
+                if body is not None:
+                    body.users = self._users_of(scope, identity)
+                    if (too_large := body.check_announced()) is not None:
+                        await errors.respond(too_large)(scope, receive, send)
+                        return
+                entered = self._door.enter(LISTENER, address_of(scope), identity, is_counted=is_counted)
+                caller = scope[CALLER] = left.enter_context(entered)
+                await caller.admit(_resource_of(path))
+            except DanubeError as error:
+                await self._refuse(scope, receive, send, error)
                 return
-        if self._broker.throttle.is_active:
-            await self._serve_within_quotas(scope, receive, send, identity)
-        else:
-            await self._answer(scope, receive, send, identity)
+            caller.follow(lambda _: connection.transport.close())
+            if scope["type"] == "http":
+                refuse = partial(self._refuse, scope, receive, send)
+                send = _Answer(self._broker.unread.part(caller.principal, ANSWER_TIMES), scope, send, refuse).send
+            await self._routes(scope, receive, send)
 
     def _users_of(self, scope: Scope, identity: Identity) -> tuple[str, ...]:
         """Return whose share of what all requests have the body of this one takes: that of the namespace in its path
@@ -165,31 +171,9 @@ class Application:
         if not self._broker.security.is_required:
             return ()
         if not scope["state"]["connection"].unproven.is_proved:
-            return (f"address {counted_address((scope.get('client') or ('', 0))[0])}",)
+            return (f"address {counted_address(address_of(scope))}",)
         found = _NAMED.match(scope["path"])
         return (*((f"namespace /{found[2]}",) if found else ()), identity.principal.id)
-
-    async def _serve_within_quotas(self, scope: Scope, receive: Receive, send: Send, identity: Identity) -> None:
-        """Answer a request once the quotas of its sender allow it."""
-        throttle, principal = self._broker.throttle, identity.principal
-        if authentication.is_open(scope["path"]) or authentication.proves_later(scope["path"]):
-            await self._answer(scope, receive, send, identity)
-            return
-        try:
-            disconnect = throttle.connect(principal)
-        except DanubeError as error:
-            await self._refuse(scope, receive, send, error)
-            return
-        try:
-            try:
-                await throttle.request(principal, _resource_of(scope["path"]))
-                self._broker.security.check_believed(identity)
-            except DanubeError as error:
-                await self._refuse(scope, receive, send, error)
-            else:
-                await self._answer(scope, receive, send, identity)
-        finally:
-            disconnect()
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send, error: DanubeError) -> None:
         """Answer a request that is not served with an error, in the form that its path has."""
@@ -198,19 +182,6 @@ class Application:
             return
         is_registry = scope["path"].startswith(schema_registry.BASE)
         await (schema_registry if is_registry else errors).respond(error)(scope, receive, send)
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send, identity: Identity) -> None:
-        if scope["type"] == "http":
-            refuse = partial(self._refuse, scope, receive, send)
-            send = _Answer(self._broker.unread.part(identity.principal, ANSWER_TIMES), scope, send, refuse).send
-        if identity is NOBODY:
-            await self._routes(scope, receive, send)
-            return
-        session = authentication.follow(self._broker, scope, identity)
-        try:
-            await self._routes(scope, receive, send)
-        finally:
-            self._broker.security.sessions.close(session)
 
     async def _serve_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = self._refusal(scope)
@@ -365,4 +336,4 @@ async def _client_gone(_request: Request, _error: Exception) -> Response:
 
 async def _unexpected_error(_request: Request, _error: Exception) -> Response:
     """Answer for a mistake in the broker, without its details; Starlette raises it again, and uvicorn logs it."""
-    return errors.respond(HTTPException(500, "the broker made a mistake with this request; its log has the details"))
+    return errors.respond(HTTPException(500, errors.MISTAKE))

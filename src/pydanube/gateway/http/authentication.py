@@ -1,4 +1,4 @@
-"""Who sends an HTTP request: credentials from its headers, and the identity that is noted with it.
+"""Who sends an HTTP request: credentials from its headers.
 
 ```
  Authorization: Bearer TOKEN      an API key or a JWT
@@ -20,17 +20,14 @@ from typing import Final
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from pydanube.broker import Broker
-from pydanube.broker.security.identity_sessions import IdentitySession
 from pydanube.core.access import Principal
 from pydanube.core.identity import NOBODY, Credentials, Identity
 from pydanube.gateway import peer_certificates
-from pydanube.gateway.unproven_work import UnprovenClient
-from pydanube.model.errors import DanubeError
+from pydanube.gateway.door import Door
 from pydanube.model.security import SERVICE_ACCOUNT
 
 from . import schema_registry
-from .requests import IDENTITY, LISTENER
+from .requests import LISTENER, address_of
 
 _OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", "/openapi.json", "/docs", "/docs.js"})
 _WEBHOOK: Final = re.compile(r"(?:/api/v1)?/webhooks/([A-Za-z0-9_-]{1,100})")
@@ -49,36 +46,18 @@ def proves_later(path: str) -> bool:
     return _WEBHOOK.fullmatch(path) is not None
 
 
-async def authenticate(broker: Broker, scope: Scope) -> Identity:
-    """Return who sends the request, and note its principal for `requests.principal_of`. Raises Unauthenticated or
-    Full. The sender has proved that then, unless its path asks for no proof, or for one later."""
-    unproven: UnprovenClient = scope["state"]["connection"].unproven
-    if not broker.security.is_required:
+async def authenticate(door: Door, scope: Scope) -> Identity:
+    """Return who sends the request. Raises Unauthenticated or Full. The sender has proved that then, unless its path
+    asks for no proof, or for one later."""
+    path, unproven = scope["path"], scope["state"]["connection"].unproven
+    if not door.broker.security.is_required:
         unproven.proved()
         return NOBODY
-    if scope["path"] in _OPEN_PATHS:
+    if is_open(path):
         return NOBODY
-    webhook = _WEBHOOK.fullmatch(scope["path"])
-    if webhook is not None:
-        identity = Identity(Principal(f"webhook-{webhook[1]}", SERVICE_ACCOUNT), "webhook")
-    else:
-        client = scope.get("client") or ("", 0)
-        identity = await broker.security.authenticate(_credentials(scope), client[0], LISTENER)
-        unproven.proved()
-    scope[IDENTITY] = identity
-    return identity
-
-
-def follow(broker: Broker, scope: Scope, identity: Identity) -> IdentitySession:
-    """Close the connection of a request, which may be a stream, when its identity ends, until the session is closed."""
-    connection = scope.get("state", {}).get("connection")
-
-    def end(_reason: DanubeError) -> None:
-        if connection is not None:
-            connection.transport.close()
-
-    client = scope.get("client") or ("", 0)
-    return broker.security.sessions.open(identity, end, LISTENER, client[0])
+    if (webhook := _WEBHOOK.fullmatch(path)) is not None:
+        return Identity(Principal(f"webhook-{webhook[1]}", SERVICE_ACCOUNT), "webhook")
+    return await door.identify(LISTENER, address_of(scope), _credentials(scope), unproven)
 
 
 def _credentials(scope: Scope) -> Credentials:
@@ -89,10 +68,7 @@ def _credentials(scope: Scope) -> Credentials:
     token = given[0] if given else ""
     if len(set(given)) > 1 or (given and not token):
         token = _UNREADABLE  # two callers at once are none
-    connection = scope.get("state", {}).get("connection")
-    transport = getattr(connection, "transport", None)
-    certificate = peer_certificates.of_transport(transport) if transport is not None else None
-    return Credentials(token, certificate)
+    return Credentials(token, peer_certificates.of_transport(scope["state"]["connection"].transport))
 
 
 def _token(header: str, takes_basic: bool) -> str:

@@ -21,6 +21,7 @@ from pydanube.model import errors
 
 PROBLEM: Final = "application/problem+json"
 REDIRECT: Final = 307
+MISTAKE: Final = "the broker made a mistake with this request; its log has the details"
 
 STATUS: Final[dict[type[errors.DanubeError], int]] = {
     errors.DanubeError: 500,

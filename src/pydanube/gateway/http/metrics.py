@@ -29,7 +29,7 @@ from pydanube.runtime.clock import Clock
 from pydanube.runtime.long_work import Slices
 
 from .prometheus_text import END_OF_OPENMETRICS, TextFormat, choose_format, family_head, format_family, format_labels
-from .requests import principal_of
+from .requests import caller_of
 
 _SCRAPES_MAX: Final = 4
 """Scrapes at the same time: each holds its text, some megabytes with thousands of topics, until the client has read
@@ -58,7 +58,7 @@ class _Scrapes:
         self._running += 1
         try:
             text_format = choose_format(request.headers.get("accept", ""))
-            parts = await self._render(principal_of(request), text_format)
+            parts = await self._render(caller_of(request).principal, text_format)
         except BaseException:
             self._running -= 1
             raise

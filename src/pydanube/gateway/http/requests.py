@@ -6,10 +6,9 @@ from typing import Final, TypeVar
 
 import msgspec
 from starlette.requests import HTTPConnection, Request
+from starlette.types import Scope
 
-from pydanube.broker.security.audit_operations import Origin
-from pydanube.core.access import Principal
-from pydanube.core.identity import NOBODY, Identity
+from pydanube.gateway.door import Caller
 from pydanube.model.errors import Invalid
 
 T = TypeVar("T")
@@ -19,25 +18,20 @@ _FLAGS: Final = {"true": True, "1": True, "false": False, "0": False, "": False}
 
 LISTENER: Final = "http"
 
-IDENTITY: Final = "danube.identity"
+CALLER: Final = "danube.caller"
 """Where the scope of a request has its caller."""
 
 
-def principal_of(request: HTTPConnection) -> Principal:
-    """Return the caller, as `authentication` has noted it; on a broker without authentication it is anonymous."""
-    return identity_of(request).principal
+def caller_of(request: HTTPConnection) -> Caller:
+    """Return who sends the request."""
+    caller: Caller = request.scope[CALLER]
+    return caller
 
 
-def identity_of(request: HTTPConnection) -> Identity:
-    """Return who the caller is, and how that was established."""
-    identity: Identity = request.scope.get(IDENTITY, NOBODY)
-    return identity
-
-
-def origin_of(request: HTTPConnection) -> Origin:
-    """Return where the request comes from, for the audit."""
-    identity, client = identity_of(request), request.client
-    return Origin(LISTENER, client.host if client is not None else "", identity.principal.id, identity.method)
+def address_of(scope: Scope) -> str:
+    """Return the IP address of a client."""
+    client = scope.get("client")
+    return client[0] if client else ""
 
 
 def flag(request: Request, *names: str) -> bool:

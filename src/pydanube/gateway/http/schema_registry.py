@@ -24,7 +24,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from pydanube.broker import Broker
-from pydanube.broker.handlers import Caller, carry_out
+from pydanube.broker.handlers import carry_out
 from pydanube.model.errors import DanubeError, Invalid, NotFound, Refused
 from pydanube.model.schemas import (
     Compatibility,
@@ -40,7 +40,7 @@ from pydanube.operations import schemas as ops
 from pydanube.version import __version__
 
 from . import errors
-from .requests import flag, identity_of, number, origin_of, principal_of, read_json
+from .requests import caller_of, flag, number, read_json
 
 BASE: Final = "/schema-registry"
 MEDIA_TYPE: Final = "application/vnd.schemaregistry.v1+json"
@@ -155,7 +155,7 @@ class Call:
         self._broker = broker
         self.schemas = broker.schemas
         self.request = request
-        self.principal = principal_of(request)
+        self.principal = caller_of(request).principal
 
     @property
     def subject(self) -> str:
@@ -200,7 +200,7 @@ class Call:
 
     async def ask(self, operation: Operation[AnswerT]) -> AnswerT:
         """Have the broker carry out an operation."""
-        return await carry_out(self._broker, Caller(self.principal, identity_of(self.request)), operation)
+        return await carry_out(self._broker, caller_of(self.request).identity, operation)
 
     async def exists(self, deleted: bool = False) -> bool:
         try:
@@ -656,7 +656,7 @@ class SchemaRegistry:
 
         async def answer(request: Request) -> Response:
             freshness = self._broker.freshness
-            with self._broker.audit.operation(origin_of(request), name), freshness.checked():
+            with caller_of(request).operation(name):
                 try:
                     body = await handler(Call(self._broker, request))
                 except RegistryError as error:
@@ -703,4 +703,4 @@ async def _client_gone(_request: Request, _error: Exception) -> Response:
 
 
 async def _unexpected_error(_request: Request, _error: Exception) -> Response:
-    return _answer(Failure(50001, "the broker made a mistake with this request; its log has the details"), 500)
+    return _answer(Failure(50001, errors.MISTAKE), 500)

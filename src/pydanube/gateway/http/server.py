@@ -14,9 +14,8 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from pydanube.broker import Broker
-from pydanube.gateway.places import Places
-from pydanube.gateway.publish_memory import PublishMemory
-from pydanube.gateway.unproven_work import UnprovenClient, UnprovenWork
+from pydanube.gateway.door import Door, Rounds
+from pydanube.gateway.unproven_work import UnprovenClient
 from pydanube.model.settings.sections import Sections
 from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.runtime.file_descriptors import ConnectionLimits
@@ -24,21 +23,13 @@ from pydanube.runtime.network import address_of, open_server
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 from pydanube.runtime.tls import ServerCertificates
-from pydanube.runtime.tls_transport import TlsListening
 
 from .application import Application
 from .connection import PLAIN_HTTP_ANSWER, HttpConnection
+from .requests import LISTENER
 from .websocket_connection import WEBSOCKET_MESSAGE_BYTES, WebSocketConnection
 
 log = get_logger(__name__)
-
-_ROUND_S_MAX: Final = 1.0
-"""Connections are checked this often, or more often where a timeout is short."""
-
-_ROUNDS_PER_TIMEOUT: Final = 5
-
-_LATE_S: Final = 0.25
-"""A round that begins this much too late shows that the event loop was busy and read from no client meanwhile."""
 
 _DRAIN_ROUND_S: Final = 0.02
 
@@ -58,23 +49,23 @@ class HttpServer:
         settings: Sections,
         clock: Clock,
         tasks: Tasks,
-        memory: PublishMemory | None = None,
         certificates: ServerCertificates | None = None,
         places: ConnectionLimits | None = None,
-        work: UnprovenWork | None = None,
+        door: Door | None = None,
     ) -> None:
-        """`memory` counts the bytes that all listeners have published and not answered; None: it is not counted.
-        `certificates` are those that connections are encrypted with; None: they are not. `places`: as many connections
-        as there may be; None: those of the settings. `work` is what clients of all listeners cost before they have
-        shown who they are; None: this listener counts by itself."""
+        """`certificates` are those that connections are encrypted with; None: they are not. `places`: as many
+        connections as there may be; None: those of the settings. `door` is shared by all listeners; None: this one has
+        its own."""
+        limits = settings.limits
+        door = door or Door(broker, clock, limits.publish_memory_bytes)
         self.settings = settings.http
-        self.header_timeout_ms = settings.limits.handshake_timeout_ms
-        places = places or ConnectionLimits(settings.limits.http_connections_max, ACCEPTED_AT_ONCE)
+        self.header_timeout_ms = limits.handshake_timeout_ms
+        places = places or ConnectionLimits(limits.http_connections_max, ACCEPTED_AT_ONCE)
         self._accepted_at_once = places.at_once
         self._certificates = certificates
         self._clock = clock
         self._tasks = tasks
-        self._application = Application(broker, settings, clock, tasks, memory)
+        self._application = Application(door, settings, clock, tasks)
         self._config = Config(
             self._application,
             ws="none",  # `connection` chooses the protocol of a WebSocket
@@ -94,10 +85,8 @@ class HttpServer:
         self._state = ServerState()
         self._connections: set[HttpConnection | WebSocketConnection] = set()
         self._invalid = 0
-        self._metrics = broker.metrics.listener("http")
-        per_address_max = settings.limits.connections_per_address_max
-        work = work or UnprovenWork(clock, lambda: broker.security.is_required)
-        self._places = Places("http", places.connections, per_address_max, self._metrics, work, "HTTP")
+        self._metrics = broker.metrics.listener(LISTENER)
+        self._places = door.places(LISTENER, places.connections, limits.connections_per_address_max, "HTTP")
         self._server: asyncio.Server | None = None
         self._rounds: asyncio.Task[None] | None = None
 
@@ -110,19 +99,10 @@ class HttpServer:
         assert self._server is None, "a listener starts once"
         self._set_date()
         self._application.hosts.bound_host = host
-        self._server = await open_server(host, port, self._make_connection, self._accepted_at_once, self._tls())
+        tls = self._places.tls(self._certificates, self.header_timeout_ms, PLAIN_HTTP_ANSWER)
+        self._server = await open_server(host, port, self._make_connection, self._accepted_at_once, tls)
         self._rounds = self._tasks.spawn(self._check_connections(), "http connections")
         return address_of(self._server)
-
-    def _tls(self) -> TlsListening | None:
-        certificates = self._certificates
-        if certificates is None:
-            return None
-        seconds = self.header_timeout_ms / 1000
-        places = self._places
-        return TlsListening(
-            lambda: certificates.context, seconds, places.handshakes, places.may_begin, PLAIN_HTTP_ANSWER
-        )
 
     def drain(self) -> None:
         """Say on /readyz that the broker is shutting down, and refuse new requests; those that run are answered."""
@@ -189,16 +169,14 @@ class HttpServer:
     async def _check_connections(self) -> None:
         """Check the timeouts of all connections, round after round, until cancelled."""
         settings = self.settings
-        shortest_ms = min(self.header_timeout_ms, settings.body_timeout_ms, settings.answer_timeout_ms)
-        round_s = min(_ROUND_S_MAX, shortest_ms / 1000 / _ROUNDS_PER_TIMEOUT)
+        timeouts_ms = self.header_timeout_ms, settings.body_timeout_ms, settings.answer_timeout_ms
+        rounds = Rounds(self._clock, *timeouts_ms)
         while True:
-            due = self._clock.monotonic() + round_s
-            await self._clock.sleep(round_s)
-            now = self._clock.monotonic()
+            now, late_s = await rounds.next()
             self._set_date()
             for connection in list(self._connections):
-                if now - due > _LATE_S:
-                    connection.extend_timeouts(now - due)
+                if late_s:
+                    connection.extend_timeouts(late_s)
                 connection.check_timeouts(now)
             self._log_counts()
 

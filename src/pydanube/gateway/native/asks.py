@@ -14,7 +14,7 @@ Invariants
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pydanube.broker import INBOX_BYTES, Broker, Inbox, Producer, Published, RequestMessage, UnreadPart
 from pydanube.codec.native import frames
@@ -31,6 +31,8 @@ from .answer_share import AnswerShare
 
 if TYPE_CHECKING:
     from .session import Session
+
+OPERATION: Final = "Ask"
 
 
 class Asks:
@@ -97,7 +99,7 @@ class Asks:
 
     async def _open_and_publish(self, correlation: int, ask: wire.Ask, message: RequestMessage) -> None:
         try:
-            with self._session.audited_ask(), self._broker.freshness.checked():
+            with self._session.operation(OPERATION):
                 topic = TopicName.parse(ask.topic)
                 producer = await self._broker.requests.open(self._session.principal, topic, ask.partition)
         except DanubeError as error:
@@ -114,7 +116,7 @@ class Asks:
         self._waiting[correlation] = inbox
         done = partial(self._published, correlation, size)
         try:
-            with self._session.audited_ask():
+            with self._session.operation(OPERATION):
                 self._broker.requests.publish(self._session.principal, producer, message, inbox, done)
         except DanubeError as error:
             done(error)

@@ -9,17 +9,17 @@ answers make the broker hold more than that.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 from pydanube.broker import UNREAD_SMALL_BYTES, Broker, FetchResult, FetchTurn
-from pydanube.broker.security.audit_operations import Origin, TrafficSessions
+from pydanube.broker.security.audit_operations import TrafficSessions
 from pydanube.codec.batch import Batch
 from pydanube.codec.native import frames
 from pydanube.codec.native.frames import FrameKind
 from pydanube.codec.native.requests import Fetch
 from pydanube.core.access import Action, Principal
+from pydanube.gateway.door import Caller
 from pydanube.model.errors import DanubeError, Denied, Full
 from pydanube.model.limits import ALIGNMENT, BATCH_BYTES_MAX, FRAME_BYTES_MAX
 from pydanube.model.names import TopicName
@@ -52,11 +52,9 @@ class Fetches:
         broker: Broker,
         settings: LimitSettings,
         tasks: Tasks,
-        origin: Callable[[], Origin],
         traffic: TrafficSessions,
     ) -> None:
-        """`origin` returns who reads, for the audit, and `traffic` has the sessions of the connection."""
-        self._origin = origin
+        """`traffic` has the sessions of the connection, for the audit."""
         self._traffic = traffic
         self._connection = connection
         self.memory = AnswerShare(broker.unread, connection)
@@ -71,11 +69,11 @@ class Fetches:
     def __len__(self) -> int:
         return len(self._running)
 
-    def start(self, principal: Principal, correlation: int, fetch: Fetch) -> None:
+    def start(self, caller: Caller, correlation: int, fetch: Fetch) -> None:
         if len(self._running) >= self._settings.fetches_in_flight_max:
             self._fail(correlation, Full(f"{len(self._running)} fetches of this connection wait already"))
             return
-        task = self._tasks.spawn(self._run(principal, correlation, fetch), "native fetch")
+        task = self._tasks.spawn(self._run(caller, correlation, fetch), "native fetch")
         self._running[task] = correlation
         task.add_done_callback(self._running.pop)
 
@@ -104,23 +102,23 @@ class Fetches:
                 task.cancel()
                 self._fail(correlation, error)
 
-    async def _run(self, principal: Principal, correlation: int, fetch: Fetch) -> None:
+    async def _run(self, caller: Caller, correlation: int, fetch: Fetch) -> None:
         try:
             with self._broker.freshness.checked():
-                await self._fetch(principal, correlation, fetch)
+                await self._fetch(caller, correlation, fetch)
         except DanubeError as error:
             if isinstance(error, Denied):
-                self._broker.audit.refuse(self._origin(), OPERATION, Action.READ, fetch.topic, error)
+                self._broker.audit.refuse(caller.origin, OPERATION, Action.READ, fetch.topic, error)
             self._fail(correlation, error)
         except Exception as error:  # our mistake: it harms this fetch and nothing else
             self._fail(correlation, crashed("fetch", error))
 
-    async def _fetch(self, principal: Principal, correlation: int, fetch: Fetch) -> None:
+    async def _fetch(self, caller: Caller, correlation: int, fetch: Fetch) -> None:
         """Read and send one answer, after waiting for new messages where the client asked for that.
 
         Cancelled: no answer was sent.
         """
-        topic, start = TopicName.parse(fetch.topic), fetch.start
+        principal, topic, start = caller.principal, TopicName.parse(fetch.topic), fetch.start
         bytes_max = min(max(fetch.bytes_max, 1), self._settings.fetch_bytes_max, ANSWER_BYTES_MAX)
         wait_ms = min(max(fetch.wait_ms, 0), self._settings.fetch_wait_ms_max)
         read = partial(self._broker.fetch, principal, topic, fetch.partition, topic_id=fetch.topic_id)
@@ -147,7 +145,7 @@ class Fetches:
                         if fetched.batches or wait_ms == 0 or is_behind_gap:
                             sent_bytes = self._send(correlation, fetched)
                             if fetched.batches and self._broker.audit.is_on:
-                                self._count(fetch.topic, start, fetched, sent_bytes)
+                                self._count(caller, fetch.topic, start, fetched, sent_bytes)
                             return
                     finally:
                         self.memory.answered(reserved_bytes, sent_bytes)
@@ -157,11 +155,11 @@ class Fetches:
             await read(start, 1, wait_ms)
             wait_ms = 0
 
-    def _count(self, topic: str, start: Position, fetched: FetchResult, sent_bytes: int) -> None:
+    def _count(self, caller: Caller, topic: str, start: Position, fetched: FetchResult, sent_bytes: int) -> None:
         """Count what was sent, for the audit."""
         first = start.value if start.kind == "offset" else Batch.trust(fetched.batches[0]).base_offset
         messages, action = fetched.next_offset - first, Action.READ
-        self._traffic.count(self._broker.audit, self._origin(), OPERATION, action, topic, messages, sent_bytes)
+        self._traffic.count(self._broker.audit, caller.origin, OPERATION, action, topic, messages, sent_bytes)
 
     async def _turn(self, principal: Principal, topic: TopicName, bytes_max: int) -> FetchTurn:
         """Wait for the rates of quotas, if there are any."""

@@ -20,7 +20,6 @@ from pydanube.broker import (
     StageRequest,
     UnreadPart,
 )
-from pydanube.broker.handlers import Caller as OperationCaller
 from pydanube.broker.handlers import carry_out
 from pydanube.broker.quotas.throttle import Throttle
 from pydanube.codec.native import frames
@@ -76,14 +75,13 @@ async def perform(caller: Caller, request: wire.AnyRequest) -> bytes:
     Cancelled: the broker's call may or may not have happened.
     """
     broker = caller.broker
-    with broker.freshness.checked():
-        if isinstance(request, Operation):
-            found = await carry_out(broker, OperationCaller(caller.principal, caller.identity), request)
-        else:
-            if request.for_brokers:
-                broker.check_is_peer(caller.principal)
-            found = await _TABLE[type(request)](caller, request)
-        answer = wire.encode_aged(found, broker.freshness.age_s)
+    if isinstance(request, Operation):
+        found = await carry_out(broker, caller.identity, request)
+    else:
+        if request.for_brokers:
+            broker.check_is_peer(caller.principal)
+        found = await _TABLE[type(request)](caller, request)
+    answer = wire.encode_aged(found, broker.freshness.age_s)
     if len(answer) > CONTROL_BYTES_MAX:
         raise Full(f"the answer has {len(answer)} bytes and a frame takes {CONTROL_BYTES_MAX}: ask for less at once")
     return answer
@@ -220,8 +218,7 @@ async def stage(caller: Caller, head: memoryview, body: memoryview) -> bytes:
     throttle = caller.broker.throttle
     if throttle.is_active:
         await _stage_within_quotas(caller, throttle, sections, len(body))
-    with caller.broker.freshness.checked():
-        return wire.encode(wire.Staged(await caller.broker.staging.stage(caller.principal, staged, body)))
+    return wire.encode(wire.Staged(await caller.broker.staging.stage(caller.principal, staged, body)))
 
 
 async def _stage_within_quotas(

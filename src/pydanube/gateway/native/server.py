@@ -12,9 +12,7 @@ from typing import Final
 
 from pydanube.broker import Broker
 from pydanube.codec.native.frames import PREAMBLE
-from pydanube.gateway.places import Places
-from pydanube.gateway.publish_memory import PublishMemory
-from pydanube.gateway.unproven_work import UnprovenWork
+from pydanube.gateway.door import Door, Rounds
 from pydanube.model.errors import DanubeError, Full, Invalid
 from pydanube.model.settings.sections import LimitSettings
 from pydanube.runtime.budget import Budget
@@ -25,20 +23,11 @@ from pydanube.runtime.process import return_free_memory
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 from pydanube.runtime.tls import ServerCertificates
-from pydanube.runtime.tls_transport import TlsListening
 
 from .requests import error_frame
-from .session import ListenerResources, Session
+from .session import LISTENER, ListenerResources, Session
 
 log = get_logger(__name__)
-
-_ROUND_S_MAX: Final = 1.0
-"""Sessions are checked this often, or more often where a timeout is short."""
-
-_ROUNDS_PER_TIMEOUT: Final = 5
-
-_LATE_S: Final = 0.25
-"""A round that begins this much too late shows that the event loop was busy and read from no peer meanwhile."""
 
 _DRAIN_ROUND_S: Final = 0.05
 
@@ -60,23 +49,20 @@ class NativeServer:
         tasks: Tasks,
         certificates: ServerCertificates | None = None,
         descriptors_reserved: int = 0,
+        door: Door | None = None,
     ) -> None:
         """`certificates` are those that connections are encrypted with; None: they are not. `descriptors_reserved`: the
-        file descriptors that the connections of other listeners may need."""
-        self.unproven_work = UnprovenWork(clock, lambda: broker.security.is_required)
-        """Other listeners count there too what clients cost before they have shown who they are."""
+        file descriptors that the connections of other listeners may need. `door` is shared by all listeners; None: this
+        one has its own."""
         self._settings = settings
         self._descriptors_reserved = descriptors_reserved
         self._certificates = certificates
         self._clock = clock
         self._tasks = tasks
-        self.publish_memory = PublishMemory(settings.publish_memory_bytes)
-        """Other listeners count what is published there here too."""
-        self._resources = ListenerResources(broker, settings, clock, tasks, self.publish_memory, self._forget)
+        door = door or Door(broker, clock, settings.publish_memory_bytes)
+        self._resources = ListenerResources(door, settings, clock, tasks, self._forget)
         self._large_frames = Budget(settings.large_frames_bytes)
-        metrics = broker.metrics.listener("native")
-        most, per_address_max = settings.connections_max, settings.connections_per_address_max
-        self._places = Places("native", most, per_address_max, metrics, self.unproven_work)
+        self._places = door.places(LISTENER, settings.connections_max, settings.connections_per_address_max)
         self._sessions: set[Session] = set()
         self._refusals: set[_Refusal] = set()
         self._explained_refusals_max = _EXPLAINED_REFUSALS_MAX
@@ -99,23 +85,11 @@ class NativeServer:
             large_frames=self._large_frames,
         )
         self._fit_descriptors()
-        places = self._accepted_at_once
-        self._server = await listen(host, port, self._accept, framing, self._clock, places, self._tls())
+        hint = error_frame(0, Invalid("this port speaks TLS: connect with danubes:// instead of danube://"))
+        tls = self._places.tls(self._certificates, self._settings.handshake_timeout_ms, hint)
+        self._server = await listen(host, port, self._accept, framing, self._clock, self._accepted_at_once, tls)
         self._rounds = self._tasks.spawn(self._check_sessions(), "native sessions")
         return address_of(self._server)
-
-    def _tls(self) -> TlsListening | None:
-        certificates = self._certificates
-        if certificates is None:
-            return None
-        hint = "this port speaks TLS: connect with danubes:// instead of danube://"
-        return TlsListening(
-            lambda: certificates.context,
-            self._settings.handshake_timeout_ms / 1000,
-            self._places.handshakes,
-            self._places.may_begin,
-            error_frame(0, Invalid(hint)),
-        )
 
     def _fit_descriptors(self) -> None:
         """Lower the connection limit where the process may open too few files: connections must not use up the file
@@ -199,17 +173,14 @@ class NativeServer:
     async def _check_sessions(self) -> None:
         """Check the timeouts of all sessions, round after round, until cancelled."""
         settings = self._settings
-        shortest_ms = min(settings.handshake_timeout_ms, settings.keep_alive_ms, settings.frame_timeout_ms)
-        round_s = min(_ROUND_S_MAX, shortest_ms / 1000 / _ROUNDS_PER_TIMEOUT)
+        timeouts_ms = settings.handshake_timeout_ms, settings.keep_alive_ms, settings.frame_timeout_ms
+        rounds = Rounds(self._clock, *timeouts_ms)
         while True:
-            due = self._clock.monotonic() + round_s
-            await self._clock.sleep(round_s)
-            now = self._clock.monotonic()
-            late_s = now - due
-            if late_s > _LATE_S:
+            now, late_s = await rounds.next()
+            if late_s:
                 log.warning("native.loop_was_late", seconds=round(late_s, 3))
             for session in list(self._sessions):
-                if late_s > _LATE_S:
+                if late_s:
                     session.extend_timeouts(late_s, now)
                 session.check_timeouts(now)
             if self._resources.broker.unread.check(now):

@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from typing import Final
 
 from pydanube.broker import (
-    PEER,
     UNREAD_STALLED_S,
     Broker,
     Consumer,
@@ -33,8 +33,7 @@ from pydanube.broker import (
     Published,
     close_calls,
 )
-from pydanube.broker.security.audit_operations import UNAUDITED, AuditedOperation, Origin, TrafficSessions, Unaudited
-from pydanube.broker.security.identity_sessions import IdentitySession
+from pydanube.broker.security.audit_operations import TrafficSessions
 from pydanube.codec.batch.header import unpacked_bytes
 from pydanube.codec.native import frames
 from pydanube.codec.native.frames import PREAMBLE, PROTOCOL_VERSION, Frame, FrameKind
@@ -57,6 +56,7 @@ from pydanube.codec.native.requests import (
 from pydanube.core.access import ANONYMOUS, Principal
 from pydanube.core.identity import NO_CREDENTIALS, NOBODY, Credentials, Identity
 from pydanube.gateway import peer_certificates
+from pydanube.gateway.door import Caller, Door
 from pydanube.gateway.publish_memory import PauseReason, PublishMemory, PublishShare
 from pydanube.gateway.unproven_work import UnprovenClient
 from pydanube.model.errors import DanubeError, Denied, Full, Invalid, NotFound, Refused, Unauthenticated, Unavailable
@@ -101,12 +101,19 @@ _DONE: Final = encode(Done())
 class ListenerResources:
     """What all sessions of a listener share."""
 
-    broker: Broker
+    door: Door
     settings: LimitSettings
     clock: Clock
     tasks: Tasks
-    publish_memory: PublishMemory
     on_closed: Callable[[Session], None]
+
+    @property
+    def broker(self) -> Broker:
+        return self.door.broker
+
+    @property
+    def publish_memory(self) -> PublishMemory:
+        return self.door.publish_memory
 
 
 class Session:
@@ -140,7 +147,6 @@ class Session:
             resources.broker,
             resources.settings,
             resources.tasks,
-            self._origin,
             self._traffic,
         )
         self._answers = AnswerShare(resources.broker.unread, connection)
@@ -151,23 +157,23 @@ class Session:
         self._chunks = Chunks()
         self._last_ping = 0.0
         self._turn = 0
-        self._identity: IdentitySession | None = None
+        self._caller: Caller | None = None
         self._authenticating: asyncio.Task[None] | None = None
-        self._disconnect: Callable[[], None] | None = None
+
+    @property
+    def caller(self) -> Caller:
+        """The client, once it is welcomed."""
+        assert self._caller is not None
+        return self._caller
 
     @property
     def identity(self) -> Identity:
         """Who the client is, and how that was established."""
-        return NOBODY if self._identity is None else self._identity.identity
+        return self.caller.identity
 
-    def _origin(self) -> Origin:
-        return Origin(LISTENER, self.connection.peer[0], self.principal.id, self.identity.method)
-
-    def _audited(self, request: AnyRequest) -> AuditedOperation | Unaudited:
-        """Return what a request runs in. What another broker asks for its own callers, it has recorded itself."""
-        if self._is_broker and (request.for_brokers or request.is_share):
-            return UNAUDITED
-        return self.broker.audit.operation(self._origin(), type(request).__name__, self._traffic)
+    def operation(self, name: str) -> AbstractContextManager[object]:
+        """Return what surrounds an operation; see `Caller.operation`."""
+        return self.caller.operation(name, self._traffic)
 
     @property
     def _is_broker(self) -> bool:
@@ -233,6 +239,7 @@ class Session:
         self.client = hello.client[:200]
         self._features = sorted(FEATURES.intersection(hello.features))
         if credentials == NO_CREDENTIALS and not self.broker.security.is_required:
+            self._unproven.proved()
             self._greet(version, correlation, NOBODY)
             return
         self.pause_for(PauseReason.AUTHENTICATION)  # what the client sends behind HELLO waits for WELCOME
@@ -251,7 +258,8 @@ class Session:
     async def _authenticate(self, credentials: Credentials, version: int, correlation: int) -> None:
         """Find out who the client is, and welcome it or end the session. Cancelled: the session has ended."""
         try:
-            proof = self.broker.security.authenticate(credentials, self.connection.peer[0], LISTENER)
+            address = self.connection.peer[0]
+            proof = self._resources.door.identify(LISTENER, address, credentials, self._unproven)
             identity = await self._unproven.run(proof)
         except DanubeError as error:
             self.end(error)
@@ -270,32 +278,26 @@ class Session:
 
     def _greet(self, version: int, correlation: int, identity: Identity) -> None:
         self._authenticating = None
-        self._unproven.proved()
+        door, is_peer = self._resources.door, self.client.startswith(PEER_PREFIX)
+        is_counted = self.broker.security.is_required or not is_peer  # else everybody could say that it is a broker
         try:
-            self._disconnect = self.broker.throttle.connect(self._counted_as(identity.principal))
+            self._caller = door.enter(LISTENER, self.connection.peer[0], identity, is_counted=is_counted)
         except DanubeError as error:
             self.end(error)
             return
         self._receive = self._receive_frame
         self.principal = identity.principal
-        if self.broker.security.is_required and not self.principal.is_broker:  # brokers publish for many principals
-            self.publish_share = self._resources.publish_memory.share_of(self.principal.id)
-            self.connection.budget_users = (self.principal.id,)
+        if user := door.share_of(self.principal):
+            self.publish_share = door.publish_memory.share_of(user)
+            self.connection.budget_users = (user,)
         self.unread.owner = self._fetches.memory.owner = self._answers.owner = self.broker.unread.bytes_of(
             self.principal
         )
-        address = self.connection.peer[0]
-        self._identity = self.broker.security.sessions.open(identity, self.end, LISTENER, address)
+        self._caller.follow(self.end)
         self.welcomed = True
         self.connection.frame_bytes_max = FRAME_BYTES_MAX
         self._send(FrameKind.WELCOME, encode(self._welcome(version)), correlation)
         log.debug("native.connected", peer=self.connection.peer, client=self.client, principal=self.principal.id)
-
-    def _counted_as(self, principal: Principal) -> Principal:
-        """Return the principal whose quotas count here: that of a broker, if this is one, also without
-        authentication, where everybody is anonymous and a client could say that it is a broker."""
-        is_peer = self.client.startswith(PEER_PREFIX) and not self.broker.security.is_required
-        return PEER if is_peer else principal
 
     def _welcome(self, version: int) -> Welcome:
         return Welcome(
@@ -311,8 +313,7 @@ class Session:
 
     def _credentials_ms(self) -> int:
         """Return for how much longer the client is believed; 0: for good."""
-        assert self._identity is not None
-        ends_at = self._identity.identity.expires_at_us
+        ends_at = self.identity.expires_at_us
         return max(1, (ends_at - self._resources.clock.now_us()) // 1_000) if ends_at else 0
 
     async def reauthenticate(self, scheme: str, data: bytes) -> int:
@@ -321,13 +322,13 @@ class Session:
         credentials = self._credentials(scheme, data)
         identity = await self.broker.security.authenticate(credentials, self.connection.peer[0], LISTENER)
         identity = self._with_broker_name(identity)
-        if self.is_closed or self._identity is None:
+        if self.is_closed:
             raise Unavailable("the connection was closed")
         if identity.principal.id != self.principal.id:
             raise Denied(f"this connection is of {self.principal.id}: connect anew to be somebody else")
         if identity.principal != self.principal:
             self._change_principal(identity.principal)
-        self.broker.security.sessions.renew(self._identity, identity)
+        self.caller.renew(identity)
         return self._credentials_ms()
 
     def _change_principal(self, principal: Principal) -> None:
@@ -433,7 +434,7 @@ class Session:
         self.resume_for(PauseReason.PUBLISHES)
 
     async def _perform_stage(self, frame: Frame) -> bytes:
-        with self.broker.audit.operation(self._origin(), "Stage", self._traffic):
+        with self.operation("Stage"):
             return await requests.stage(self, frame.head, frame.body)
 
     def _credit(self, frame: Frame) -> None:
@@ -506,14 +507,14 @@ class Session:
 
     async def _perform(self, request: AnyRequest) -> bytes:
         """Carry out a request, once the client has read earlier answers and the rates of quotas allow it."""
-        throttle = self.broker.throttle
         if not isinstance(request, Authenticate):
             await self._fetches.until_writable()
             if self.is_closed:
                 raise Unavailable("the connection was closed")
-        if throttle.is_active and not isinstance(request, Authenticate):
-            await throttle.request(self._counted_as(self.principal), requests.resource_of(request), self)
-        with self._audited(request):
+            await self.caller.admit(requests.resource_of(request), self)
+        # What another broker asks for its own callers, it has recorded itself.
+        is_recorded = self._is_broker and (request.for_brokers or request.is_share)
+        with self.operation("" if is_recorded else type(request).__name__):
             answer = await requests.perform(self, request)
             self._answers.check_may_take(len(answer))
             return answer
@@ -543,7 +544,7 @@ class Session:
         except Invalid as error:
             self.fail(correlation, error)
         else:
-            self._fetches.start(self.principal, correlation, fetch)
+            self._fetches.start(self.caller, correlation, fetch)
 
     def _ask(self, frame: Frame) -> None:
         correlation = _needed_correlation(frame)
@@ -554,10 +555,6 @@ class Session:
             self._asks.ask(correlation, frame)
         except DanubeError as error:
             self.fail(correlation, error)
-
-    def audited_ask(self) -> AuditedOperation | Unaudited:
-        """Return what the publishing of a request runs in."""
-        return self.broker.audit.operation(self._origin(), "Ask", self._traffic)
 
     def _cancel(self, frame: Frame) -> None:
         self._asks.cancel(_needed_correlation(frame))
@@ -691,11 +688,8 @@ class Session:
         self.is_closed = True
         if self._authenticating is not None:
             self._authenticating.cancel()
-        if self._identity is not None:
-            self.broker.security.sessions.close(self._identity)
-        if self._disconnect is not None:
-            self._disconnect()
-            self._disconnect = None
+        if self._caller is not None:
+            self._caller.leave()
         self._fetches.close(Unavailable("the connection was closed"))
         self._asks.close()
         self._answers.close()

@@ -22,7 +22,7 @@ from pydanube.gateway.http.data.messages import DeliveredMessage, PayloadForm
 from pydanube.gateway.http.data.sessions import Session
 from pydanube.gateway.http.data.subscriber import WINDOW_MESSAGES
 from pydanube.gateway.http.data.websocket import PERMITS_MAX, WebSocketConsumer
-from pydanube.gateway.http.requests import origin_of, principal_of
+from pydanube.gateway.http.requests import caller_of
 from pydanube.model.errors import DanubeError, Invalid
 from pydanube.model.failure import DELAY_MS_MAX, REASON_CHARACTERS_MAX
 from pydanube.model.limits import PRODUCER_NAME_BYTES_MAX
@@ -233,12 +233,13 @@ async def _no_upgrade(_call: ApiCall) -> Response:
 
 async def _websocket(websocket: WebSocket) -> None:
     data: DataEndpoints = websocket.app.state.data
+    caller = caller_of(websocket)
     try:
-        with data.broker.audit.operation(origin_of(websocket), _WEBSOCKET), data.broker.freshness.checked():
+        with caller.operation(_WEBSOCKET):
             path, query = websocket.path_params, _websocket_query(websocket)
             topic = TopicName.parse(f"/{path['namespace']}/{path['topic']}")
             subscription = parse_subscription(path["subscription"])
-            session = await _open_session(data, principal_of(websocket), topic, subscription, query)
+            session = await _open_session(data, caller.principal, topic, subscription, query)
     except HTTPException as error:
         await websocket.send_denial_response(errors.respond(error))
         return

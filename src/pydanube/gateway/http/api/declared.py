@@ -7,8 +7,7 @@ from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from pydanube.broker.handlers import Caller, carry_out
-from pydanube.gateway.http.requests import identity_of
+from pydanube.broker.handlers import carry_out
 from pydanube.model.json_values import NO_DEFAULT, FieldForm, fields_of
 from pydanube.operations import Operation as Declared
 from pydanube.operations import Rest, rests_of
@@ -57,10 +56,11 @@ def _rest_operation(kind: type[Declared[Any]], rest: Rest) -> Operation:
         values |= rest.sets
         if takes_if_match:
             values[_EXPECTED] = expected_version(call)
-        caller = Caller(call.principal, identity_of(call.request))
         asked = kind(**values)
-        answer = await carry_out(call.broker, caller, asked)
-        made = _answer(rest, answer if rest.then is None else await carry_out(call.broker, caller, rest.then(asked)))
+        answer = await carry_out(call.broker, call.caller.identity, asked)
+        made = _answer(
+            rest, answer if rest.then is None else await carry_out(call.broker, call.caller.identity, rest.then(asked))
+        )
         if not rest.location:
             return made
         return made._replace(headers={**made.headers, "location": BASE + rest.location.format(answer, asked)})

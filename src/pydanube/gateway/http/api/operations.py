@@ -18,6 +18,7 @@ from starlette.requests import Request
 
 from pydanube.broker import Broker
 from pydanube.core.access import Principal
+from pydanube.gateway.door import Caller
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import NAME_CHARACTERS_MAX, PARTITIONS_MAX
 from pydanube.model.names import TopicName, parse_namespace, parse_subscription
@@ -38,7 +39,7 @@ class ApiCall:
     """One request, read and checked: what a handler works on."""
 
     broker: Broker
-    principal: Principal
+    caller: Caller
     path: Mapping[str, Any]
     """The parsed parameters of the path, by name."""
     query: Any
@@ -48,6 +49,10 @@ class ApiCall:
     given: frozenset[str]
     """The fields that the body has; those that are absent have their defaults in `body`."""
     request: Request
+
+    @property
+    def principal(self) -> Principal:
+        return self.caller.principal
 
     @property
     def topic(self) -> TopicName:

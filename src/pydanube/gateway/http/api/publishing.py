@@ -19,7 +19,7 @@ from pydanube.gateway.http.data.messages import (
     shown_payload,
 )
 from pydanube.gateway.http.data.publishing import PRODUCER, PartlyStored, PublishTarget, StoredAt
-from pydanube.gateway.http.requests import LISTENER
+from pydanube.gateway.http.requests import LISTENER, address_of
 from pydanube.model.errors import Invalid, NotFound, Unauthenticated
 from pydanube.model.limits import KIB, NAME_CHARACTERS_MAX, PARTITIONS_MAX, PRODUCER_NAME_BYTES_MAX
 
@@ -119,8 +119,7 @@ async def _webhook(call: ApiCall) -> PublishResult:
     """Publish a webhook. With authentication, an unknown name and a wrong signature have the same answer as every
     failure: strangers do not learn which webhooks there are, and wait as others do who fail."""
     name, headers, webhooks = call.path["webhook"], call.request.headers, data_of(call).webhooks
-    throttle, client = call.broker.throttle, call.request.client
-    address = client.host if client is not None else ""
+    address = address_of(call.request.scope)
     try:
         with webhooks.proving(name, address):
             webhooks.check(name, headers)  # before the body is read
@@ -130,13 +129,9 @@ async def _webhook(call: ApiCall) -> PublishResult:
         await call.broker.security.refuse(address, error.message, LISTENER)
         raise
     call.request.state.connection.unproven.proved()
-    disconnect = throttle.connect(call.principal)  # from here on it counts against the webhook
-    try:
-        if throttle.is_active:
-            await throttle.request(call.principal, str(webhooks.topic_of(name)))
-        return PublishResult([await webhooks.receive(call.principal, name, signature, headers, body)])
-    finally:
-        disconnect()
+    call.caller.count()  # from here on
+    await call.caller.admit(str(webhooks.topic_of(name)))
+    return PublishResult([await webhooks.receive(call.principal, name, signature, headers, body)])
 
 
 def _body_schema() -> Schema:

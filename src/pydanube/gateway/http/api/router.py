@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pydanube.broker import Broker
-from pydanube.gateway.http.requests import origin_of, principal_of
+from pydanube.gateway.http.requests import caller_of
 from pydanube.model.errors import Invalid
 from pydanube.model.json_values import dump, fields_of, has_fields
 
@@ -42,9 +42,8 @@ class Router:
         """Answer one request. Raises what the operation raises, and HTTPException for a path or method without one."""
         request = Request(scope, receive, send)
         endpoint, values = self._find(request)
-        with self._broker.audit.operation(origin_of(request), endpoint.operation.name) as audited:
-            with self._broker.freshness.checked():
-                response = await endpoint.answer(self._broker, request, values)
+        with caller_of(request).operation(endpoint.operation.name) as audited:
+            response = await endpoint.answer(self._broker, request, values)
             audited.settle()  # the answer may be a stream that goes on for days
             await response(scope, receive, send)
 
@@ -119,7 +118,7 @@ class _Endpoint:
         body, given = (None, frozenset[str]()) if operation.reads_body else await self._read_body(request)
         if request.client is not None:
             broker.note_client(request.client.host)
-        call = ApiCall(broker, principal_of(request), path, query, body, given, request)
+        call = ApiCall(broker, caller_of(request), path, query, body, given, request)
         return self._respond(await operation.handler(call))
 
     def _respond(self, value: object) -> Response:

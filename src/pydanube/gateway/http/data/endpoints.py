@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pydanube.broker import Broker
-from pydanube.gateway.publish_memory import PublishMemory
+from pydanube.gateway.door import Door
 from pydanube.model.settings.sections import HttpSettings
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import Tasks
@@ -18,14 +17,12 @@ from .webhooks import Webhooks
 class DataEndpoints:
     """The data side of one HTTP listener."""
 
-    def __init__(
-        self, broker: Broker, settings: HttpSettings, clock: Clock, tasks: Tasks, memory: PublishMemory | None
-    ) -> None:
-        self.broker = broker
+    def __init__(self, door: Door, settings: HttpSettings, clock: Clock, tasks: Tasks) -> None:
+        self.broker = broker = door.broker
         self.settings = settings
         self.clock = clock
-        self.publisher = Publisher(broker, memory)
-        self.requester = HttpRequester(broker, memory)
+        self.publisher = Publisher(door)
+        self.requester = HttpRequester(door)
         self.sessions = Sessions(broker, clock, tasks, settings.consumers_max)
         self.webhooks = Webhooks(settings.webhooks, self.publisher, clock)
         self.topic_streams: set[TopicEvents] = set()

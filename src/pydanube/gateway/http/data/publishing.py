@@ -15,11 +15,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from pydanube.broker import QUOTA_WAIT_S_MAX, Broker, PublishDone, SharedProducer, shared_id
+from pydanube.broker import QUOTA_WAIT_S_MAX, PublishDone, SharedProducer, shared_id
 from pydanube.broker.cluster.topic_addresses import Place
 from pydanube.codec.batch import encode
 from pydanube.core.access import Principal
-from pydanube.gateway.publish_memory import PublishMemory
+from pydanube.gateway.door import Door
 from pydanube.gateway.sends import Sends
 from pydanube.model.errors import DanubeError, Invalid, Unavailable
 from pydanube.model.key_hash import fnv1a_64
@@ -66,29 +66,24 @@ class PartlyStored(Exception):
 
 
 @contextmanager
-def counted(broker: Broker, memory: PublishMemory | None, principal: Principal, size_bytes: int) -> Iterator[None]:
+def counted(door: Door, principal: Principal, size_bytes: int) -> Iterator[None]:
     """Count bytes as published and not answered while the block runs. Raises Unavailable if there are too many."""
-    if memory is None:
-        yield
-        return
-    is_known = broker.security.is_required and not principal.is_broker
-    share = memory.reserve(size_bytes, principal.id if is_known else "")
-    if share is None:
+    release = door.reserve(principal, size_bytes)
+    if release is None:
         raise Unavailable("the broker has too many unanswered publishes: send the request again, later")
     try:
         yield
     finally:
-        memory.release(size_bytes, share)
+        release()
 
 
 class Publisher:
     """Publishes messages of HTTP clients."""
 
-    def __init__(self, broker: Broker, memory: PublishMemory | None) -> None:
-        """`memory` counts what all listeners have published and not answered; None: it is not counted."""
-        self._broker = broker
-        self._memory = memory
-        self._sends = Sends(broker)
+    def __init__(self, door: Door) -> None:
+        self._door = door
+        self._broker = door.broker
+        self._sends = Sends(door.broker)
         self._random = seeded()
 
     async def publish(
@@ -98,7 +93,7 @@ class Publisher:
 
         Raises PartlyStored if only some of the partitions stored theirs. Cancelled: they may be stored all the same.
         """
-        with counted(self._broker, self._memory, principal, size_bytes):
+        with counted(self._door, principal, size_bytes):
             return await self._publish(principal, target, messages)
 
     async def _publish(self, principal: Principal, target: PublishTarget, messages: MessageColumns) -> list[StoredAt]:

@@ -11,9 +11,9 @@ from typing import Final, NamedTuple
 
 from starlette.exceptions import HTTPException
 
-from pydanube.broker import INBOX_BYTES, Broker, RequestMessage
+from pydanube.broker import INBOX_BYTES, RequestMessage
 from pydanube.core.access import Principal
-from pydanube.gateway.publish_memory import PublishMemory
+from pydanube.gateway.door import Door
 from pydanube.model.errors import Invalid, RequestFailed, Unavailable
 from pydanube.model.key_hash import fnv1a_64
 from pydanube.model.names import TopicName
@@ -37,10 +37,9 @@ class Replied(NamedTuple):
 class HttpRequester:
     """Makes the requests of HTTP clients."""
 
-    def __init__(self, broker: Broker, memory: PublishMemory | None) -> None:
-        """`memory` counts what all listeners have published and not answered; None: it is not counted."""
-        self._broker = broker
-        self._memory = memory
+    def __init__(self, door: Door) -> None:
+        self._door = door
+        self._broker = door.broker
         self._random = seeded()
 
     async def request(
@@ -72,7 +71,7 @@ class HttpRequester:
         inbox = self._broker.inboxes.open(replied)
         try:
             async with asyncio.timeout(timeout_ms / 1_000):
-                with counted(self._broker, self._memory, principal, len(first.payload)):
+                with counted(self._door, principal, len(first.payload)):
                     await self._broker.requests.publish_anywhere(principal, topic, partition, message, inbox)
                 return await waiting
         except TimeoutError:
