@@ -30,7 +30,6 @@ from pydanube.broker.producers.inboxes import INBOX_BYTES, Inbox
 from pydanube.broker.producers.producers import Producer, shared_id
 from pydanube.broker.producers.requesting import RequestMessage
 from pydanube.broker.producers.shared_producers import SharedProducer
-from pydanube.broker.quotas.throttle import PEER, FetchTurn
 from pydanube.broker.quotas.throttle import WAIT_S_MAX as QUOTA_WAIT_S_MAX
 from pydanube.broker.staging.stage_writer import SectionRequest, StageRequest
 from pydanube.broker.subscriptions.consumer import Consumer, Sink, close_calls
@@ -45,7 +44,6 @@ from .unread_memory import UnreadMemory, UnreadPart
 
 __all__ = [
     "INBOX_BYTES",
-    "PEER",
     "QUOTA_WAIT_S_MAX",
     "UNREAD_SMALL_BYTES",
     "UNREAD_STALLED_S",
@@ -55,7 +53,6 @@ __all__ = [
     "Consumer",
     "ConsumerSessions",
     "FetchResult",
-    "FetchTurn",
     "Inbox",
     "ListenerMetrics",
     "Producer",

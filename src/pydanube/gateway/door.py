@@ -140,7 +140,7 @@ class Caller:
         """Wait until the rates of quotas allow an operation on a topic or namespace; `source` is as in
         `Throttle.request`. Raises Full, and Unauthenticated if the credentials have ended meanwhile: the caller may
         also have taken its time to send the request."""
-        if self._disconnect is not None and self._broker.throttle.is_active:
+        if self._disconnect is not None:
             await self._broker.throttle.request(self.principal, resource, source)
         if self._followed is None:
             self._broker.security.check_believed(self.identity)

@@ -53,8 +53,7 @@ class PartitionPublisher:
         Its owner checks it as if a client had sent it there. Cancelled or Unavailable: it may have been appended.
         """
         self.authorizer.check(principal, Action.PRODUCE, str(topic))
-        if self.throttle.is_active:
-            await self.throttle.forward(principal, len(batch))
+        await self.throttle.forward(principal, len(batch))
         owner = self.cluster.other_owner(self.registry.topic(topic).topic_id, partition)
         if owner is not None:
             published = await self.cluster.peers.publish(owner.name, topic, partition, batch)

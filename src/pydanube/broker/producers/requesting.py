@@ -118,8 +118,7 @@ class RequestPublisher:
             await outcome_of(publish)
             return
         batch = memoryview(self._batch(message, inbox))
-        if self._throttle.is_active:
-            await self._throttle.forward(principal, len(batch))
+        await self._throttle.forward(principal, len(batch))
         await self._cluster.peers.publish(owner.name, topic, partition, batch)
         count_traffic(Action.PRODUCE, str(topic), 1, len(batch))
 

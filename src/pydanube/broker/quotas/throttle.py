@@ -375,7 +375,7 @@ class Throttle:
         `resource` is the topic or namespace that it is about. It counts for a namespace only if the caller may see what
         it names, so that strangers do not use up its rate.
         """
-        if principal.is_broker:
+        if principal.is_broker or not self.is_active:
             return
         namespace = resource[1:].partition("/")[0] if resource.startswith("/") else ""
         if namespace and not self._authorizer.allows(principal, Action.DESCRIBE, resource):
@@ -386,7 +386,7 @@ class Throttle:
     async def forward(self, principal: Principal, size_bytes: int) -> None:
         """Wait until a batch may go on to the owner of its partition, which counts it for its namespace. Raises
         Full."""
-        if self.limits_of(principal, Kind.PUBLISH, ""):
+        if self.is_active and self.limits_of(principal, Kind.PUBLISH, ""):
             await self._wait(self._key(Kind.PUBLISH, principal, ""), size_bytes, WAIT_S_MAX)
 
     async def stage(
@@ -427,9 +427,10 @@ class Throttle:
 
     async def fetch(self, principal: Principal, namespace: str, bytes_max: int) -> FetchTurn:
         """Wait until something may be fetched. Cancelled: nothing was taken off."""
-        limits, key = self.limits_of(principal, Kind.FETCH, namespace), self._key(Kind.FETCH, principal, namespace)
+        limits = self.limits_of(principal, Kind.FETCH, namespace) if self.is_active else ()
         if not limits:
             return FetchTurn(self, (), bytes_max, 0)
+        key = self._key(Kind.FETCH, principal, namespace)
         if key not in self._lines and wait_s(limits, self._clock.monotonic()) <= 0:
             return self._turn(limits, bytes_max)
         turn: asyncio.Future[FetchTurn] = asyncio.get_running_loop().create_future()

@@ -22,7 +22,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from pydanube.broker import UNREAD_SMALL_BYTES, Broker, FetchResult, FetchTurn
+from pydanube.broker import UNREAD_SMALL_BYTES, Broker, FetchResult
 from pydanube.broker.security.audit_operations import open_session
 from pydanube.codec.batch import Batch
 from pydanube.core.access import Action, Principal
@@ -267,7 +267,8 @@ class TopicEvents(EventStream):
         least_bytes = UNREAD_SMALL_BYTES
         while True:
             await self._connection.until_writable()
-            turn, sent_before = await self._turn_of_quota(), self._sent_bytes
+            turn = await self._broker.throttle.fetch(self._principal, self._topic.namespace, FETCH_BYTES)
+            sent_before = self._sent_bytes
             reserved_bytes = 0
             try:
                 reserved_bytes = await self._unread.reserve_when_free(turn.bytes_max, least_bytes)
@@ -286,13 +287,6 @@ class TopicEvents(EventStream):
             finally:
                 self._unread.give_back(reserved_bytes)
                 turn.done(self._sent_bytes - sent_before)
-
-    async def _turn_of_quota(self) -> FetchTurn:
-        """Wait for the rates of quotas, if there are any."""
-        throttle = self._broker.throttle
-        if throttle.is_active:
-            return await throttle.fetch(self._principal, self._topic.namespace, FETCH_BYTES)
-        return FetchTurn(throttle, (), FETCH_BYTES, 0)
 
     async def _send_batches(self, partition: int, found: FetchResult) -> None:
         """Send messages until the client is slow."""
