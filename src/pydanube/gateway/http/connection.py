@@ -32,8 +32,8 @@ from pydanube.model.limits import KIB
 from pydanube.model.settings.sections import HttpSettings
 from pydanube.runtime.telemetry import get_logger
 
-from .errors import PROBLEM, problem_of_http
-from .websocket_connection import WEBSOCKET_PATH, WebSocketConnection
+from .errors import PROBLEM, bad_request, problem_of_http
+from .websocket_connection import WEBSOCKET_PATH, ClientOutput, WebSocketConnection
 
 log = get_logger(__name__)
 
@@ -131,7 +131,7 @@ class _LingeringTransport:
         self._connection.end_answers()
 
 
-class HttpConnection(H11Protocol):
+class HttpConnection(ClientOutput, H11Protocol):
     """One client. All methods are called on the event loop."""
 
     def __init__(self, config: Config, state: ServerState, owner: ConnectionOwner) -> None:
@@ -145,7 +145,6 @@ class HttpConnection(H11Protocol):
         self._owner = owner
         self._phase = _Phase.HEADER
         self._since = owner.monotonic()
-        self._unsent_bytes = 0
         self._unsent_since = self._since
         self._discarded_bytes = 0
         self._discarded_bytes_max = 0
@@ -222,11 +221,6 @@ class HttpConnection(H11Protocol):
             super().shutdown()
 
     @property
-    def unsent_bytes(self) -> int:
-        """How much of the answer the operating system has not taken yet."""
-        return self.transport.get_write_buffer_size()
-
-    @property
     def is_writable(self) -> bool:
         """Whether the client has read enough of what was sent for more to be sent."""
         return not self.flow.write_paused
@@ -234,10 +228,6 @@ class HttpConnection(H11Protocol):
     async def until_writable(self) -> None:
         """Wait until the client has read enough, or is gone."""
         await self.flow.drain()
-
-    def abort(self) -> None:
-        """Disconnect the client; what it was sent and has not received is dropped."""
-        self.transport.abort()
 
     def read_body(self) -> None:
         """Parse the body of the request from now on, with what has arrived of it."""
@@ -271,13 +261,9 @@ class HttpConnection(H11Protocol):
     def check_timeouts(self, now: float) -> None:
         """Disconnect the client if it owes something for too long."""
         settings, phase = self._owner.settings, self._phase
-        unsent = self.transport.get_write_buffer_size()
-        if unsent == 0 or unsent < self._unsent_bytes:
-            self._unsent_since = now
-        self._unsent_bytes = unsent
         waited_ms = (now - self._since) * 1000
-        if unsent and (now - self._unsent_since) * 1000 > settings.answer_timeout_ms:
-            self.transport.abort()
+        if self.is_stuck(now, settings.answer_timeout_ms):
+            self.abort()
         elif self.transport.is_closing():
             pass
         elif phase is _Phase.HEADER and waited_ms > self._owner.header_timeout_ms:
@@ -317,16 +303,8 @@ class HttpConnection(H11Protocol):
         self.transport.close()
 
 
-def _plain_answer() -> bytes:
-    """Return the answer to a client that speaks HTTP without TLS on a port with TLS."""
-    body = msgspec.json.encode(
-        problem_of_http(HTTPException(400, "this port has TLS: use https:// instead of http://"))
-    )
-    head = f"HTTP/1.1 400 Bad Request\r\nContent-Type: {PROBLEM}\r\nContent-Length: {len(body)}\r\n"
-    return head.encode() + b"Connection: close\r\n\r\n" + body
-
-
-PLAIN_HTTP_ANSWER: Final = _plain_answer()
+PLAIN_HTTP_ANSWER: Final = bad_request("this port has TLS: use https:// instead of http://")
+"""What a client gets that speaks HTTP without TLS on a port with TLS."""
 
 
 class _RequestLog(logging.Handler):

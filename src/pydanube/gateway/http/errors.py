@@ -113,3 +113,10 @@ def respond(error: errors.DanubeError | HTTPException, location: str = "") -> Re
     if location:
         problem.status, headers = REDIRECT, {**headers, "location": location}
     return Response(msgspec.json.encode(problem), problem.status, headers, PROBLEM)
+
+
+def bad_request(text: str) -> bytes:
+    """Return the answer to what is no request for this port, as bytes; the connection is closed behind it."""
+    body = msgspec.json.encode(problem_of_http(HTTPException(400, text)))
+    head = f"HTTP/1.1 400 Bad Request\r\nContent-Type: {PROBLEM}\r\nContent-Length: {len(body)}\r\n"
+    return head.encode() + b"Connection: close\r\n\r\n" + body

@@ -11,8 +11,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-from starlette.exceptions import HTTPException
 from uvicorn.config import Config
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
@@ -20,7 +18,7 @@ from websockets.frames import Frame
 
 from pydanube.model.limits import KIB
 
-from .errors import PROBLEM, problem_of_http
+from .errors import bad_request
 
 if TYPE_CHECKING:
     from .connection import ConnectionOwner, HttpConnection
@@ -32,7 +30,32 @@ WEBSOCKET_MESSAGE_BYTES: Final = 64 * KIB
 """The largest message of a client: thousands of acks."""
 
 
-class WebSocketConnection(WebSocketsSansIOProtocol):
+class ClientOutput:
+    """What a client was sent and has not read, before an upgrade and after it."""
+
+    transport: Any
+    _unsent_bytes = 0
+    _unsent_since: float
+
+    @property
+    def unsent_bytes(self) -> int:
+        """How much of what was sent the operating system has not taken yet."""
+        return int(self.transport.get_write_buffer_size())
+
+    def abort(self) -> None:
+        """Disconnect the client; what it was sent and has not received is dropped."""
+        self.transport.abort()
+
+    def is_stuck(self, now: float, timeout_ms: int) -> bool:
+        """Return whether the client has read nothing for too long. Called in every round."""
+        unsent = self.unsent_bytes
+        if unsent == 0 or unsent < self._unsent_bytes:
+            self._unsent_since = now
+        self._unsent_bytes = unsent
+        return unsent > 0 and (now - self._unsent_since) * 1000 > timeout_ms
+
+
+class WebSocketConnection(ClientOutput, WebSocketsSansIOProtocol):
     """One client after the upgrade. All methods are called on the event loop."""
 
     def __init__(
@@ -48,7 +71,6 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         self.unproven = http.unproven
         self._http = http
         self._owner = owner
-        self._unsent_bytes = 0
         self._unsent_since = owner.monotonic()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -60,11 +82,6 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         self._owner.forget(self)
 
     @property
-    def unsent_bytes(self) -> int:
-        """How much of what was sent the operating system has not taken yet."""
-        return self.transport.get_write_buffer_size()
-
-    @property
     def is_writable(self) -> bool:
         """Whether the client has read enough of what was sent for more to be sent."""
         return self.writable.is_set()
@@ -72,10 +89,6 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
     async def until_writable(self) -> None:
         """Wait until the client has read enough, or is gone."""
         await self.writable.wait()
-
-    def abort(self) -> None:
-        """Disconnect the client; what it was sent and has not received is dropped."""
-        self.transport.abort()
 
     def handle_ping(self) -> None:
         """Answer a ping, unless the client does not read: pongs that wait for it would take memory without limit."""
@@ -107,9 +120,7 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         """Answer a request that is no upgrade: it has a body, or too many headers for the protocol."""
         self._owner.count_invalid()
         self.handshake_complete = self.close_sent = True
-        body = msgspec.json.encode(problem_of_http(HTTPException(400, f"this is no request for a WebSocket: {reason}")))
-        head = f"HTTP/1.1 400 Bad Request\r\nContent-Type: {PROBLEM}\r\nContent-Length: {len(body)}\r\n"
-        self.transport.write(head.encode() + b"Connection: close\r\n\r\n" + body)
+        self.transport.write(bad_request(f"this is no request for a WebSocket: {reason}"))
         self.transport.close()
 
     def extend_timeouts(self, seconds: float) -> None:
@@ -118,9 +129,5 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
 
     def check_timeouts(self, now: float) -> None:
         """Disconnect the client if it reads nothing for too long."""
-        unsent = self.transport.get_write_buffer_size()
-        if unsent == 0 or unsent < self._unsent_bytes:
-            self._unsent_since = now
-        self._unsent_bytes = unsent
-        if unsent and (now - self._unsent_since) * 1000 > self._owner.settings.answer_timeout_ms:
-            self.transport.abort()
+        if self.is_stuck(now, self._owner.settings.answer_timeout_ms):
+            self.abort()
