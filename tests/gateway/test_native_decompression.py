@@ -124,7 +124,7 @@ async def test_a_client_that_goes_while_its_batch_waits_leaves_nothing_behind(na
             peer.close()
         await native.until(lambda: native.server.connections == 1)
         await native.until(lambda: not native.broker.decompression._waiting)
-        await native.until(lambda: native.server._resources.publish_memory.used_bytes < BOMB_BYTES)
+        await native.until(lambda: native.server._resources.door.publish_memory.used_bytes < BOMB_BYTES)
 
 
 # -- a broker that was late itself -------------------------------------------------------------------------------------

@@ -211,9 +211,9 @@ async def test_whoever_overruns_the_publish_window_is_closed_and_told_why() -> N
             peer.publish(producer.handle, batch)
             error = await peer.last_words()
             assert isinstance(error, Invalid) and "overrun the publish window of 10000" in error.message
-        assert there.server._resources.publish_memory.used_bytes >= 2 * len(batch)
+        assert there.server._resources.door.publish_memory.used_bytes >= 2 * len(batch)
         there.broker.go_on()
-        await there.until(lambda: there.server._resources.publish_memory.used_bytes < len(batch))
+        await there.until(lambda: there.server._resources.door.publish_memory.used_bytes < len(batch))
 
 
 async def test_publishers_together_are_held_back_by_memory_and_go_on_when_it_is_free() -> None:
@@ -224,7 +224,7 @@ async def test_publishers_together_are_held_back_by_memory_and_go_on_when_it_is_
             producer = await peer.open_producer()
             for _ in range(20):
                 peer.publish(producer.handle, one_batch(producer, payload_bytes=1_000))
-        memory = there.server._resources.publish_memory
+        memory = there.server._resources.door.publish_memory
         await there.until(lambda: all(session._pause_reasons & PauseReason.MEMORY for session in there.sessions))
         assert memory.used_bytes < 40_000 + 4 * 4_000
         there.broker.go_on()

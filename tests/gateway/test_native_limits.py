@@ -129,7 +129,7 @@ async def test_publishers_that_a_rate_holds_back_leave_room_for_the_others() -> 
         before = working.rounds
         await there.until(lambda: working.rounds > before + 20)
         assert all(session._pause_reasons & PauseReason.MEMORY for session in sessions)
-        assert there.server._resources.publish_memory.used_bytes < 60_000 + 6 * 4_000
+        assert there.server._resources.door.publish_memory.used_bytes < 60_000 + 6 * 4_000
         for hog in hogs:
             hog.close()
 

@@ -160,7 +160,7 @@ def nothing_waits(native: NativeListener) -> bool:
     return (
         not len(native.broker.inboxes)
         and not any(len(one._asks) or one._asks.publish_bytes for one in native.sessions)
-        and not resources.publish_memory.used_bytes
+        and not resources.door.publish_memory.used_bytes
         and not native.broker.unread.used_bytes
     )
 

@@ -74,7 +74,7 @@ async def test_stages_count_for_quotas_whatever_lengths_the_client_gives(native,
 
 async def test_stages_that_wait_for_a_quota_are_dropped_with_their_connection(native):
     async with await Peer.greet(native) as other:
-        memory = native.server._resources.publish_memory
+        memory = native.server._resources.door.publish_memory
         await other.create_topic()
         await other.request(
             access.SetQuota(subject=QuotaSubject.parse("/default"), changes={"publish_bytes_per_s": 1}), Quota

@@ -12,13 +12,13 @@ import asyncio
 from functools import partial
 from typing import Final
 
-from pydanube.broker import UNREAD_SMALL_BYTES, Broker, FetchResult, FetchTurn
+from pydanube.broker import UNREAD_SMALL_BYTES, Broker, FetchResult
 from pydanube.broker.security.audit_operations import TrafficSessions
 from pydanube.codec.batch import Batch
 from pydanube.codec.native import frames
 from pydanube.codec.native.frames import FrameKind
 from pydanube.codec.native.requests import Fetch
-from pydanube.core.access import Action, Principal
+from pydanube.core.access import Action
 from pydanube.gateway.door import Caller
 from pydanube.model.errors import DanubeError, Denied, Full
 from pydanube.model.limits import ALIGNMENT, BATCH_BYTES_MAX, FRAME_BYTES_MAX
@@ -70,9 +70,9 @@ class Fetches:
         return len(self._running)
 
     def start(self, caller: Caller, correlation: int, fetch: Fetch) -> None:
+        """Begin a fetch. Raises Full."""
         if len(self._running) >= self._settings.fetches_in_flight_max:
-            self._fail(correlation, Full(f"{len(self._running)} fetches of this connection wait already"))
-            return
+            raise Full(f"{len(self._running)} fetches of this connection wait already")
         task = self._tasks.spawn(self._run(caller, correlation, fetch), "native fetch")
         self._running[task] = correlation
         task.add_done_callback(self._running.pop)
@@ -127,7 +127,7 @@ class Fetches:
             await self._broker.throttle.request(principal, str(topic))
         least_bytes = UNREAD_SMALL_BYTES
         while True:
-            turn, sent_bytes = await self._turn(principal, topic, bytes_max), 0
+            turn, sent_bytes = await self._broker.throttle.fetch(principal, topic.namespace, bytes_max), 0
             try:
                 async with self._places:
                     await self.until_writable()
@@ -160,13 +160,6 @@ class Fetches:
         first = start.value if start.kind == "offset" else Batch.trust(fetched.batches[0]).base_offset
         messages, action = fetched.next_offset - first, Action.READ
         self._traffic.count(self._broker.audit, caller.origin, OPERATION, action, topic, messages, sent_bytes)
-
-    async def _turn(self, principal: Principal, topic: TopicName, bytes_max: int) -> FetchTurn:
-        """Wait for the rates of quotas, if there are any."""
-        throttle = self._broker.throttle
-        if throttle.is_active:
-            return await throttle.fetch(principal, topic.namespace, bytes_max)
-        return FetchTurn(throttle, (), bytes_max, 0)
 
     def _send(self, correlation: int, fetched: FetchResult) -> int:
         """Send the answer and return its size."""

@@ -7,26 +7,16 @@ table at the end; a test checks that no request of `codec.native.requests.AnyReq
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from pydanube.broker import (
-    Attachment,
-    Broker,
-    Consumer,
-    Producer,
-    SectionRequest,
-    StageRequest,
-    UnreadPart,
-)
+from pydanube.broker import Attachment, Consumer, Producer, SectionRequest, StageRequest
 from pydanube.broker.handlers import carry_out
 from pydanube.broker.quotas.throttle import Throttle
 from pydanube.codec.native import frames
 from pydanube.codec.native import requests as wire
 from pydanube.codec.native.frames import FrameKind
-from pydanube.core.access import Principal
-from pydanube.core.identity import Identity
 from pydanube.model.errors import DanubeError, Full, Invalid, NotFound, internal_error
 from pydanube.model.limits import CONTROL_BYTES_MAX
 from pydanube.model.names import TopicName, parse_subscription
@@ -34,7 +24,8 @@ from pydanube.model.topics import SubscriptionType
 from pydanube.operations import Operation
 from pydanube.runtime.telemetry import get_logger
 
-from .delivery import DeliverySink
+if TYPE_CHECKING:
+    from .session import Session
 
 log = get_logger(__name__)
 
@@ -44,43 +35,18 @@ _MESSAGE_CHARACTERS_MAX: Final = 2_000
 _CONSUMER_CHARACTERS_MAX: Final = 200
 
 
-class Caller(Protocol):
-    """What a request needs of the session it came from."""
-
-    broker: Broker
-    principal: Principal
-    producers: dict[int, Producer]
-    consumers: dict[int, Consumer]
-
-    @property
-    def unread(self) -> UnreadPart:
-        """What was delivered to its consumers and waits until the client reads."""
-
-    @property
-    def identity(self) -> Identity: ...
-
-    @property
-    def is_closed(self) -> bool: ...
-
-    async def reauthenticate(self, scheme: str, data: bytes) -> int: ...
-    def new_handle(self) -> int: ...
-    def new_sink(self) -> DeliverySink: ...
-    def add_producer(self, handle: int, producer: Producer) -> None: ...
-    def add_consumer(self, sink: DeliverySink, consumer: Consumer) -> None: ...
-
-
-async def perform(caller: Caller, request: wire.AnyRequest) -> bytes:
+async def perform(session: Session, request: wire.AnyRequest) -> bytes:
     """Carry out `request` and return the head of its answer.
 
     Cancelled: the broker's call may or may not have happened.
     """
-    broker = caller.broker
+    broker = session.broker
     if isinstance(request, Operation):
-        found = await carry_out(broker, caller.identity, request)
+        found = await carry_out(broker, session.identity, request)
     else:
         if request.for_brokers:
-            broker.check_is_peer(caller.principal)
-        found = await _TABLE[type(request)](caller, request)
+            broker.check_is_peer(session.principal)
+        found = await _TABLE[type(request)](session, request)
     answer = wire.encode_aged(found, broker.freshness.age_s)
     if len(answer) > CONTROL_BYTES_MAX:
         raise Full(f"the answer has {len(answer)} bytes and a frame takes {CONTROL_BYTES_MAX}: ask for less at once")
@@ -112,16 +78,16 @@ def crashed(what: str, error: Exception) -> DanubeError:
 # -- producers and consumers -------------------------------------------------------------------------------------------
 
 
-async def _open_producer(caller: Caller, request: wire.OpenProducer) -> wire.ProducerOpened:
-    handle = caller.new_handle()
+async def _open_producer(session: Session, request: wire.OpenProducer) -> wire.ProducerOpened:
+    handle = session.new_handle()
     topic, schema_id, version = TopicName.parse(request.topic), 0, 0
     if request.subject:
-        caller.broker.check_may_publish(caller.principal, topic)
-        schema_id, version = await caller.broker.schemas.choose(
-            caller.principal, topic, request.subject, request.schema_version, request.schema_version_min
+        session.broker.check_may_publish(session.principal, topic)
+        schema_id, version = await session.broker.schemas.choose(
+            session.principal, topic, request.subject, request.schema_version, request.schema_version_min
         )
-    producer = await caller.broker.open_producer(
-        caller.principal,
+    producer = await session.broker.open_producer(
+        session.principal,
         topic,
         request.partition,
         request.name,
@@ -130,41 +96,37 @@ async def _open_producer(caller: Caller, request: wire.OpenProducer) -> wire.Pro
         request.access,
         request.opener,
     )
-    caller.add_producer(handle, producer)
+    session.add_producer(handle, producer)
     return wire.ProducerOpened(
         handle, producer.producer_id, producer.producer_epoch, producer.owner_epoch, schema_id, version
     )
 
 
-async def _open_forwarder(caller: Caller, request: wire.OpenForwarder) -> wire.ProducerOpened:
-    handle, topic = caller.new_handle(), TopicName.parse(request.topic)
-    is_proven = caller.broker.peer_requests.is_proven(caller.principal, request.broker, request.proof)
-    producer = await caller.broker.open_forwarder(caller.principal, topic, request.partition, is_proven)
-    caller.add_producer(handle, producer)
+async def _open_forwarder(session: Session, request: wire.OpenForwarder) -> wire.ProducerOpened:
+    handle, topic = session.new_handle(), TopicName.parse(request.topic)
+    is_proven = session.broker.peer_requests.is_proven(session.principal, request.broker, request.proof)
+    producer = await session.broker.open_forwarder(session.principal, topic, request.partition, is_proven)
+    session.add_producer(handle, producer)
     return wire.ProducerOpened(handle, 0, 0, producer.owner_epoch)
 
 
-async def _fence_producers(caller: Caller, request: wire.FenceProducers) -> wire.Done:
-    caller.broker.peer_requests.fence_producers(caller.principal, request)
+async def _fence_producers(session: Session, request: wire.FenceProducers) -> wire.Done:
+    session.broker.peer_requests.fence_producers(session.principal, request)
     return wire.Done()
 
 
-async def _count_producers(caller: Caller, request: wire.CountProducers) -> wire.ProducerCount:
-    return caller.broker.peer_requests.count_producers(caller.principal, request.topic_id)
+async def _count_producers(session: Session, request: wire.CountProducers) -> wire.ProducerCount:
+    return session.broker.peer_requests.count_producers(session.principal, request.topic_id)
 
 
-async def _close_producer(caller: Caller, request: wire.CloseProducer) -> wire.Done:
-    producer = caller.producers.pop(request.handle, None)
-    if producer is None:
-        raise NotFound(f"this connection has no producer with handle {request.handle}")
-    producer.close()
-    return wire.Done()
+async def _close_producer(session: Session, request: wire.CloseProducer) -> wire.Done:
+    return _close(session.producers.pop(request.handle, None), "producer", request.handle)
 
 
-async def _subscribe(caller: Caller, request: wire.Subscribe) -> wire.ConsumerOpened:
+async def _subscribe(session: Session, request: wire.Subscribe) -> wire.ConsumerOpened:
     if not 0 < len(request.consumer) <= _CONSUMER_CHARACTERS_MAX:
         raise Invalid(f"a consumer's name has 1 to {_CONSUMER_CHARACTERS_MAX} characters")
-    sink = caller.new_sink()
+    sink = session.new_sink()
     attachment = Attachment(
         parse_subscription(request.subscription),
         request.consumer,
@@ -173,11 +135,13 @@ async def _subscribe(caller: Caller, request: wire.Subscribe) -> wire.ConsumerOp
         request.priority,
         request.key_filters,
         request.failure_policy,
-        unread=caller.unread,
+        unread=session.unread,
     )
     topic = TopicName.parse(request.topic)
-    consumer = await caller.broker.subscriptions.subscribe(caller.principal, topic, request.partition, attachment, sink)
-    caller.add_consumer(sink, consumer)
+    consumer = await session.broker.subscriptions.subscribe(
+        session.principal, topic, request.partition, attachment, sink
+    )
+    session.add_consumer(sink, consumer)
     return wire.ConsumerOpened(
         sink.handle,
         consumer.subscription_id,
@@ -191,58 +155,59 @@ async def _subscribe(caller: Caller, request: wire.Subscribe) -> wire.ConsumerOp
     )
 
 
-async def _close_consumer(caller: Caller, request: wire.CloseConsumer) -> wire.Done:
-    consumer = caller.consumers.pop(request.handle, None)
-    if consumer is None:
-        raise NotFound(f"this connection has no consumer with handle {request.handle}")
-    consumer.close()
+async def _close_consumer(session: Session, request: wire.CloseConsumer) -> wire.Done:
+    return _close(session.consumers.pop(request.handle, None), "consumer", request.handle)
+
+
+def _close(opened: Producer | Consumer | None, what: str, handle: int) -> wire.Done:
+    if opened is None:
+        raise unknown_handle(what, handle)
+    opened.close()
     return wire.Done()
 
 
-# -- subscriptions, positions, the broker ------------------------------------------------------------------------------
-
-
-# -- what brokers ask each other ---------------------------------------------------------------------------------------
+def unknown_handle(what: str, handle: int) -> NotFound:
+    return NotFound(f"this connection has no {what} with handle {handle}")
 
 
 # -- staged writes -----------------------------------------------------------------------------------------------------
 
 
-async def stage(caller: Caller, head: memoryview, body: memoryview) -> bytes:
+async def stage(session: Session, head: memoryview, body: memoryview) -> bytes:
     """Store the batches of a STAGE frame and return the head of its answer. Cancelled: they may be stored."""
     request = wire.decode(head, wire.Stage)
     sections = [SectionRequest(TopicName.parse(one.topic), one.partition, one.lengths) for one in request.sections]
     staged = StageRequest(
         request.query, request.run, request.batch_id, request.task, request.attempt, request.part, sections
     )
-    throttle = caller.broker.throttle
+    throttle = session.broker.throttle
     if throttle.is_active:
-        await _stage_within_quotas(caller, throttle, sections, len(body))
-    return wire.encode(wire.Staged(await caller.broker.staging.stage(caller.principal, staged, body)))
+        await _stage_within_quotas(session, throttle, sections, len(body))
+    return wire.encode(wire.Staged(await session.broker.staging.stage(session.principal, staged, body)))
 
 
 async def _stage_within_quotas(
-    caller: Caller, throttle: Throttle, sections: Sequence[SectionRequest], body_bytes: int
+    session: Session, throttle: Throttle, sections: Sequence[SectionRequest], body_bytes: int
 ) -> None:
     """Wait until the rates of quotas allow it to stage these batches. Raises Full for a topic that is full. The lengths
     are those that the client gives, which were not compared with the body yet."""
     sizes: dict[str, int] = {}
     for one in sections:
-        caller.broker.check_may_publish(caller.principal, one.topic)
+        session.broker.check_may_publish(session.principal, one.topic)
         throttle.check_stored(str(one.topic), one.topic.namespace)
         sizes[one.topic.namespace] = sizes.get(one.topic.namespace, 0) + sum(max(0, size) for size in one.lengths)
     for namespace, size_bytes in sizes.items():
-        await throttle.stage(caller.principal, namespace, min(size_bytes, body_bytes), caller)
+        await throttle.stage(session.principal, namespace, min(size_bytes, body_bytes), session)
 
 
 # -- the connection ----------------------------------------------------------------------------------------------------
 
 
-async def _authenticate(caller: Caller, request: wire.Authenticate) -> wire.Authenticated:
-    return wire.Authenticated(await caller.reauthenticate(request.auth_scheme, request.auth_data))
+async def _authenticate(session: Session, request: wire.Authenticate) -> wire.Authenticated:
+    return wire.Authenticated(await session.reauthenticate(request.auth_scheme, request.auth_data))
 
 
-_TABLE: Final[dict[type[wire.Request], Callable[[Caller, Any], Awaitable[msgspec.Struct]]]] = {
+_TABLE: Final[dict[type[wire.Request], Callable[[Session, Any], Awaitable[msgspec.Struct]]]] = {
     wire.OpenProducer: _open_producer,
     wire.OpenForwarder: _open_forwarder,
     wire.FenceProducers: _fence_producers,

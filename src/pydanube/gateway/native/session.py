@@ -57,9 +57,9 @@ from pydanube.core.access import ANONYMOUS, Principal
 from pydanube.core.identity import NO_CREDENTIALS, NOBODY, Credentials, Identity
 from pydanube.gateway import peer_certificates
 from pydanube.gateway.door import Caller, Door
-from pydanube.gateway.publish_memory import PauseReason, PublishMemory, PublishShare
+from pydanube.gateway.publish_memory import PauseReason, PublishShare
 from pydanube.gateway.unproven_work import UnprovenClient
-from pydanube.model.errors import DanubeError, Denied, Full, Invalid, NotFound, Refused, Unauthenticated, Unavailable
+from pydanube.model.errors import DanubeError, Denied, Full, Invalid, Refused, Unauthenticated, Unavailable
 from pydanube.model.failure import DELAY_MS_MAX
 from pydanube.model.limits import FRAME_BYTES_MAX, NACKED_MESSAGES_MAX
 from pydanube.model.settings.sections import LimitSettings
@@ -111,10 +111,6 @@ class ListenerResources:
     def broker(self) -> Broker:
         return self.door.broker
 
-    @property
-    def publish_memory(self) -> PublishMemory:
-        return self.door.publish_memory
-
 
 class Session:
     """One client, from its first byte to its last."""
@@ -152,7 +148,8 @@ class Session:
         self._answers = AnswerShare(resources.broker.unread, connection)
         self.unread = DeliveryShare(resources.broker.unread, connection, self._fetches.memory, self._answers)
         """What was delivered to consumers and waits until the client reads."""
-        self._asks = Asks(self, resources.broker, resources.tasks, resources.publish_memory, self._answers)
+        self._publish_memory = resources.door.publish_memory
+        self._asks = Asks(self, resources.broker, resources.tasks, self._publish_memory, self._answers)
         self._features: list[str] = []
         self._chunks = Chunks()
         self._last_ping = 0.0
@@ -361,10 +358,12 @@ class Session:
         producer = self.producers.get(handle)
         if producer is None or self.draining:
             self._chunks.count_other(batch_bytes)
-            self.fail(correlation, _shutting_down() if producer else _unknown("producer", handle), handle)
+            self.fail(
+                correlation, _shutting_down() if producer else requests.unknown_handle("producer", handle), handle
+            )
             return
         self._publishes += 1
-        self._resources.publish_memory.take(self, batch_bytes)
+        self._publish_memory.take(self, batch_bytes)
         if self._publishes >= self.settings.publishes_in_flight_max:
             self.pause_for(PauseReason.PUBLISHES)
         is_logged = producer.partition.is_logged
@@ -394,7 +393,7 @@ class Session:
         self, correlation: int, handle: int, size: int, copied: bool, result: Published | DanubeError
     ) -> None:
         self._publishes -= 1
-        self._resources.publish_memory.give_back(self, size)
+        self._publish_memory.give_back(self, size)
         self.resume_for(PauseReason.PUBLISHES)
         is_stored = not (isinstance(result, DanubeError) or result.duplicate)
         self._chunks.count_published(size, is_copy=copied, is_stored=is_stored)
@@ -422,7 +421,7 @@ class Session:
             self.fail(correlation, _shutting_down())
             return
         self._publishes += 1
-        self._resources.publish_memory.take(self, size)
+        self._publish_memory.take(self, size)
         if self._publishes >= self.settings.publishes_in_flight_max:
             self.pause_for(PauseReason.PUBLISHES)
         self._resources.tasks.spawn(self._staged(correlation, frame), "native stage")
@@ -430,7 +429,7 @@ class Session:
     async def _staged(self, correlation: int, frame: Frame) -> None:
         await self._answer_with(correlation, self._perform_stage(frame), "stage")
         self._publishes -= 1
-        self._resources.publish_memory.give_back(self, len(frame.body))
+        self._publish_memory.give_back(self, len(frame.body))
         self.resume_for(PauseReason.PUBLISHES)
 
     async def _perform_stage(self, frame: Frame) -> bytes:
@@ -455,7 +454,7 @@ class Session:
         if consumer is not None:
             consumer.ack(ranges, cumulative, done, _known_generation(generation))
         elif done is not None:
-            done(_unknown("consumer", handle))
+            done(requests.unknown_handle("consumer", handle))
 
     def _nack(self, frame: Frame) -> None:
         nack = decode(frame.head, Nack)
@@ -484,16 +483,18 @@ class Session:
         else:
             self.fail(correlation, error, handle)
 
-    def _request(self, frame: Frame) -> None:
+    def _asked(self, frame: Frame) -> None:
+        """Begin what is answered when it is done, or with what is wrong with it."""
         correlation = _needed_correlation(frame)
-        if self.draining:
-            self.fail(correlation, _shutting_down())
-            return
         try:
-            request = decode_request(frame.head)
-        except Invalid as error:
+            if self.draining:
+                raise _shutting_down()
+            _ASKED[frame.kind](self, correlation, frame)
+        except DanubeError as error:
             self.fail(correlation, error)
-            return
+
+    def _request(self, correlation: int, frame: Frame) -> None:
+        request = decode_request(frame.head)
         self._requests += 1
         if self._requests >= self.settings.requests_in_flight_max:
             self.pause_for(PauseReason.REQUESTS)
@@ -534,27 +535,11 @@ class Session:
             self._send(FrameKind.RESPONSE, answer, correlation)
             self._answers.answered(0, len(answer))
 
-    def _fetch(self, frame: Frame) -> None:
-        correlation = _needed_correlation(frame)
-        if self.draining:
-            self.fail(correlation, _shutting_down())
-            return
-        try:
-            fetch = decode(frame.head, Fetch)
-        except Invalid as error:
-            self.fail(correlation, error)
-        else:
-            self._fetches.start(self.caller, correlation, fetch)
+    def _fetch(self, correlation: int, frame: Frame) -> None:
+        self._fetches.start(self.caller, correlation, decode(frame.head, Fetch))
 
-    def _ask(self, frame: Frame) -> None:
-        correlation = _needed_correlation(frame)
-        if self.draining:
-            self.fail(correlation, _shutting_down())
-            return
-        try:
-            self._asks.ask(correlation, frame)
-        except DanubeError as error:
-            self.fail(correlation, error)
+    def _ask(self, correlation: int, frame: Frame) -> None:
+        self._asks.ask(correlation, frame)
 
     def _cancel(self, frame: Frame) -> None:
         self._asks.cancel(_needed_correlation(frame))
@@ -727,10 +712,6 @@ def _known_generation(generation: int) -> int | None:
     return None if generation == frames.GENERATION_UNKNOWN else generation
 
 
-def _unknown(what: str, handle: int) -> NotFound:
-    return NotFound(f"this connection has no {what} with handle {handle}")
-
-
 def _shutting_down() -> Unavailable:
     return Unavailable("the broker is shutting down")
 
@@ -741,9 +722,9 @@ _ACTIONS: Final[dict[FrameKind, Callable[[Session, Frame], None]]] = {
     FrameKind.ACK: Session._ack,
     FrameKind.NACK: Session._nack,
     FrameKind.CREDIT: Session._credit,
-    FrameKind.FETCH: Session._fetch,
-    FrameKind.REQUEST: Session._request,
-    FrameKind.ASK: Session._ask,
+    FrameKind.FETCH: Session._asked,
+    FrameKind.REQUEST: Session._asked,
+    FrameKind.ASK: Session._asked,
     FrameKind.CANCEL: Session._cancel,
     FrameKind.REPLY: Session._reply,
     FrameKind.PING: Session._ping,
@@ -751,3 +732,9 @@ _ACTIONS: Final[dict[FrameKind, Callable[[Session, Frame], None]]] = {
     FrameKind.GOAWAY: Session._ignore,
 }
 """The frames that a client may send after the handshake."""
+
+_ASKED: Final[dict[FrameKind, Callable[[Session, int, Frame], None]]] = {
+    FrameKind.FETCH: Session._fetch,
+    FrameKind.REQUEST: Session._request,
+    FrameKind.ASK: Session._ask,
+}
