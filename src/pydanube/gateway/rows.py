@@ -9,7 +9,12 @@ from typing import Final, NamedTuple
 from pydanube.broker import Consumer
 from pydanube.codec.batch import Batch
 from pydanube.model.errors import DanubeError
+from pydanube.model.limits import KIB
 from pydanube.runtime.clock import Clock
+
+WINDOW_MESSAGES: Final = 1_000
+WINDOW_BYTES: Final = 512 * KIB
+"""What one consumer is delivered before its client takes any; each partition may deliver a whole batch in any case."""
 
 WAITED_S: Final = 0.5
 """For rows that were kept longer than this, ack timeouts are counted from when they are taken."""

@@ -14,9 +14,8 @@ from typing import Any, Final
 from pydanube.broker import Consumer, UnreadPart
 from pydanube.broker.registry.records import ConsumerRecord
 from pydanube.codec.batch import Batch
-from pydanube.gateway.rows import Delivery, RowSink
+from pydanube.gateway.rows import WINDOW_BYTES, WINDOW_MESSAGES, Delivery, RowSink
 from pydanube.model.errors import DanubeError, Unavailable
-from pydanube.model.limits import KIB
 from pydanube.runtime.clock import Clock
 from pydanube.runtime.telemetry import get_logger
 from pydanube.runtime.waits import Signal
@@ -25,9 +24,6 @@ from .calls import Call
 from .messages import API
 
 log = get_logger(__name__)
-
-WINDOW_MESSAGES: Final = 1_000
-WINDOW_BYTES: Final = 512 * KIB
 
 MADE_TIMES: Final = 4
 """A batch takes this many times its size: itself, its payload, a message of it as bytes, and gRPC's copy of those."""

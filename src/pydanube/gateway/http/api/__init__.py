@@ -10,7 +10,6 @@ openapi         the document, with descriptions from the source and limits of th
 routes          the routes in the HTTP application
 docs.html, docs.js
                 the page that shows the document
-paging          types of parameters that lists have
 stored_messages stored messages as JSON
 brokers, subscriptions, dead_letters
                 operations that only REST has

@@ -20,9 +20,9 @@ from pydanube.gateway.http.data.events import MEDIA_TYPE, SubscriptionEvents, To
 from pydanube.gateway.http.data.long_poll import LongPoll
 from pydanube.gateway.http.data.messages import DeliveredMessage, PayloadForm
 from pydanube.gateway.http.data.sessions import Session
-from pydanube.gateway.http.data.subscriber import WINDOW_MESSAGES
 from pydanube.gateway.http.data.websocket import PERMITS_MAX, WebSocketConsumer
 from pydanube.gateway.http.requests import caller_of
+from pydanube.gateway.rows import WINDOW_MESSAGES
 from pydanube.model.errors import DanubeError, Invalid
 from pydanube.model.failure import DELAY_MS_MAX, REASON_CHARACTERS_MAX
 from pydanube.model.limits import PRODUCER_NAME_BYTES_MAX

@@ -11,8 +11,7 @@ from pydanube.model.dead_letters import LETTERS_AT_ONCE, LetterHistory
 from pydanube.model.messages import StoredMessage
 from pydanube.operations.dead_letters import ListLetters
 
-from .operations import TOPIC_PATH, ApiCall, Operation
-from .paging import Offset, PartitionIndex
+from .operations import TOPIC_PATH, ApiCall, Offset, Operation, PartitionIndex
 from .stored_messages import EXAMPLE, ShownMessage, show
 
 _LETTERS: Final = f"{TOPIC_PATH}/dead-letters"

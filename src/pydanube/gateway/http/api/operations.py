@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 from urllib.parse import unquote
 
 import msgspec
@@ -32,6 +32,9 @@ TOPIC_PATH: Final = f"{BASE}/topics/{{namespace}}/{{topic}}"
 JSON: Final = "application/json"
 
 Schema = dict[str, Any]
+
+Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+PartitionIndex = Annotated[int, msgspec.Meta(ge=0, le=PARTITIONS_MAX - 1)]
 
 
 @dataclass(slots=True)

@@ -13,8 +13,7 @@ from pydanube.model.statistics import ConsumerStatistics, SubscriptionStatistics
 from pydanube.operations import topics
 from pydanube.operations.subscriptions import PeekMessages
 
-from .operations import TOPIC_PATH, ApiCall, Operation
-from .paging import PartitionIndex
+from .operations import TOPIC_PATH, ApiCall, Operation, PartitionIndex
 from .stored_messages import EXAMPLE, ShownMessage, show
 
 SUBSCRIPTION_PATH: Final = f"{TOPIC_PATH}/subscriptions/{{subscription}}"

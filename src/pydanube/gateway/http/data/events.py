@@ -27,6 +27,7 @@ from pydanube.broker.security.audit_operations import open_session
 from pydanube.codec.batch import Batch
 from pydanube.core.access import Action, Principal
 from pydanube.gateway.http.errors import problem_of
+from pydanube.gateway.rows import WINDOW_MESSAGES
 from pydanube.model.errors import DanubeError, Invalid
 from pydanube.model.limits import KIB
 from pydanube.model.names import TopicName
@@ -35,7 +36,6 @@ from pydanube.model.positions import Position
 from .messages import PayloadForm, encode_message
 from .pieces import MADE_TIMES, PIECE_BYTES, ClientConnection
 from .sessions import Session, Sessions
-from .subscriber import WINDOW_MESSAGES
 
 MEDIA_TYPE: Final = "text/event-stream"
 RETRY_MS: Final = 1_000

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from pydanube.broker import Attachment, Broker, Consumer, close_calls
 from pydanube.core.access import Principal
-from pydanube.gateway.rows import Delivery, RowSink
+from pydanube.gateway.rows import WINDOW_BYTES, Delivery, RowSink
 from pydanube.model.errors import DanubeError, Invalid, NotOwner, Unavailable
 from pydanube.model.limits import KIB, PARTITIONS_MAX
 from pydanube.model.names import TopicName
@@ -27,10 +27,6 @@ from pydanube.runtime.waits import Signal
 
 from .messages import PayloadForm, encode_message
 from .pieces import MADE_TIMES, ClientConnection
-
-WINDOW_MESSAGES: Final = 1_000
-WINDOW_BYTES: Final = 512 * KIB
-"""What all partitions together may deliver at once; each may deliver a whole batch in any case."""
 
 PARTITION_WINDOW_BYTES_MIN: Final = 16 * KIB
 

@@ -25,13 +25,13 @@ import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from pydanube.gateway.http.errors import problem_of
+from pydanube.gateway.rows import WINDOW_MESSAGES
 from pydanube.model.errors import DanubeError, Invalid
 from pydanube.model.failure import DELAY_MS_MAX
 
 from .messages import PayloadForm
 from .pieces import PIECE_BYTES
 from .sessions import Session, Sessions
-from .subscriber import WINDOW_MESSAGES
 
 PERMITS_MAX: Final = 1_000_000
 ATTACH_S: Final = 15.0
