@@ -13,9 +13,10 @@ from cluster_harness import MovingBroker, MovingCluster, moving_cluster, release
 from metadata_harness import puts
 
 from pydanube.broker.cluster.node_records import NODES, node_key, unpack_node
-from pydanube.broker.handlers import Caller, carry_out
+from pydanube.broker.handlers import carry_out
 from pydanube.broker.registry.records import DROPPED
 from pydanube.core.access import ANONYMOUS
+from pydanube.core.identity import NOBODY
 from pydanube.metadata.store import list_all
 from pydanube.model.cluster import DrainState
 from pydanube.model.errors import NotFound, Refused, Unavailable
@@ -39,7 +40,7 @@ async def two(tmp_path: Path) -> AsyncIterator[MovingCluster]:
 
 
 async def do(asked: MovingBroker, operation: Any) -> Any:
-    return await carry_out(asked.broker, Caller(ANONYMOUS), operation)
+    return await carry_out(asked.broker, NOBODY, operation)
 
 
 async def drain(asked: MovingBroker, name: str) -> DrainState:

@@ -12,8 +12,8 @@ from cluster_harness import MovingBroker, MovingCluster, moving_cluster, release
 
 from pydanube.broker import Published
 from pydanube.broker.cluster.loads import LEAVING
-from pydanube.broker.handlers import Caller, carry_out
-from pydanube.core.access import ANONYMOUS
+from pydanube.broker.handlers import carry_out
+from pydanube.core.identity import NOBODY
 from pydanube.model.cluster import PartitionMoved
 from pydanube.model.errors import NotFound, NotOwner, Refused, Unavailable
 from pydanube.model.topics import AckLevel
@@ -36,7 +36,7 @@ def pair(cluster: MovingCluster, index: int = 0) -> tuple[MovingBroker, MovingBr
 
 
 async def move(asked: MovingBroker, to: str, partition: int = 0) -> PartitionMoved:
-    return await carry_out(asked.broker, Caller(ANONYMOUS), MoveTopic(topic=TOPIC, partition=partition, to=to))
+    return await carry_out(asked.broker, NOBODY, MoveTopic(topic=TOPIC, partition=partition, to=to))
 
 
 async def moved(cluster: MovingCluster, by: MovingBroker, to: MovingBroker, partition: int = 0) -> None:
