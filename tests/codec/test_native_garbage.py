@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from native_samples import GOLDEN, HEADS
+from native_samples import FRAMES, GOLDEN, HEADS, with_golden
 from native_strategies import OTHERS
 
 from pydanube.codec.native import frames, requests
@@ -57,7 +57,8 @@ def test_any_bytes_are_a_frame_or_invalid(garbage: bytes) -> None:
         assert isinstance(frames.decode(memoryview(garbage)), Frame)
 
 
-DELIVERED = GOLDEN["DELIVER, with reasons"][1]
+SAMPLES = list(with_golden(HEADS))
+DELIVERED = GOLDEN["frame DELIVER, with reasons"]
 DELIVERED_HEAD = bytes(frames.decode(memoryview(DELIVERED)).head)
 COUNTS_END = frames.DELIVER.size + 2 * 8 + 3 * 2
 
@@ -108,14 +109,14 @@ def test_any_bytes_behind_the_counts_are_reasons_or_invalid(garbage: bytes) -> N
     assert all(one is None or isinstance(one, str) for one in head.reasons)
 
 
-@pytest.mark.parametrize(("value", "golden"), HEADS, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize(("value", "golden"), SAMPLES, ids=lambda one: type(one).__name__)
 def test_a_head_that_is_cut_anywhere_is_refused(value: msgspec.Struct, golden: bytes) -> None:
     for end in range(len(golden)):
         with pytest.raises(Invalid):
             read_as(type(value), golden[:end])
 
 
-@given(st.sampled_from(HEADS), st.data())
+@given(st.sampled_from(SAMPLES), st.data())
 def test_a_damaged_head_is_read_or_invalid(sample: tuple[msgspec.Struct, bytes], data: st.DataObject) -> None:
     value, golden = sample
     damaged = bytearray(golden)
@@ -165,9 +166,9 @@ def test_what_the_model_refuses_inside_a_request_is_said_in_its_words(policy: di
         )
 
 
-@given(st.sampled_from(sorted(GOLDEN)), st.data())
+@given(st.sampled_from(sorted(FRAMES)), st.data())
 def test_a_damaged_frame_is_a_frame_or_invalid_and_so_is_its_head(name: str, data: st.DataObject) -> None:
-    damaged = bytearray(GOLDEN[name][1])
+    damaged = bytearray(GOLDEN[f"frame {name}"])
     for _ in range(data.draw(st.integers(1, 4))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
     try:

@@ -10,15 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 from native_access_samples import ACCESS_HEADS
-from native_admin_samples import ADMIN_HEADS
 from native_listing_samples import LISTING_HEADS
-from native_pending_samples import PENDING_HEADS
-from native_samples import GOLDEN as SAMPLES
-from native_samples import HEADS, PARTITION, STATISTICS_BEFORE_GAPS
+from native_samples import FRAMES, GOLDEN, HEADS, PARTITION, STATISTICS_BEFORE_GAPS, with_golden
 from native_schema_samples import SCHEMA_HEADS
-from native_staging_samples import STAGING_FRAMES, STAGING_HEADS
 from native_storage_samples import STORAGE_HEADS
-from native_version_samples import VERSION_HEADS
 
 from pydanube.codec.native import frames, requests
 from pydanube.codec.native.frames import FrameKind
@@ -29,15 +24,25 @@ from pydanube.model.security import NewApiKey
 from pydanube.model.topics import PartitionDescription
 from pydanube.operations import subscriptions, topics
 
-GOLDEN = SAMPLES | STAGING_FRAMES
+EVERY_HEAD = [
+    *HEADS,
+    *ACCESS_HEADS,
+    *LISTING_HEADS,
+    *STORAGE_HEADS,
+    *SCHEMA_HEADS,
+]
 
 
-@pytest.mark.parametrize("name", sorted({*GOLDEN, *(kind.name for kind in FrameKind)}))
+@pytest.mark.parametrize("name", sorted({*FRAMES, *(kind.name for kind in FrameKind)}))
 def test_a_frame_of_each_kind_has_the_bytes_it_had_when_it_was_released(name: str) -> None:
-    built, golden = GOLDEN[name]
-    assert built.hex() == golden.hex()
+    golden = GOLDEN[f"frame {name}"]
+    assert FRAMES[name].hex() == golden.hex()
     assert frames.decode(memoryview(golden)).kind is FrameKind[name.partition(",")[0]]
     assert frames.frame_length(memoryview(golden)) == len(golden)
+
+
+def test_all_golden_bytes_are_of_a_sample() -> None:
+    assert len(GOLDEN) == len(FRAMES) + len(EVERY_HEAD)
 
 
 def frames_drawn_in(page: Path) -> dict[str, bytes]:
@@ -65,16 +70,16 @@ def frames_drawn_in(page: Path) -> dict[str, bytes]:
 def test_the_frames_drawn_in_the_documentation_are_these() -> None:
     drawn = frames_drawn_in(Path(__file__).parents[2] / "docs" / "protocol.md")
     assert {name: frame.hex() for name, frame in drawn.items()} == {
-        name: golden.hex() for name, (_, golden) in GOLDEN.items()
+        name.removeprefix("frame "): golden.hex() for name, golden in GOLDEN.items() if name.startswith("frame ")
     }
 
 
 def test_published_has_the_same_bytes_in_one_step() -> None:
-    assert frames.encode_published(8, 5, 1000, 2, duplicate=True) == GOLDEN["PUBLISHED"][1]
+    assert frames.encode_published(8, 5, 1000, 2, duplicate=True) == GOLDEN["frame PUBLISHED"]
 
 
 def test_publish_and_deliver_have_the_same_fronts_in_one_step() -> None:
-    _, golden = GOLDEN["PUBLISH"]
+    golden = GOLDEN["frame PUBLISH"]
     assert frames.encode_publish_front(8, 5, len(golden) - ALIGNMENT) == golden[:ALIGNMENT]
     front = frames.encode_front(FrameKind.DELIVER, frames.encode_deliver_head(6, 2), 1_000)
     assert frames.encode_deliver_front(6, 2, 1_000) == front
@@ -188,21 +193,7 @@ def test_requests_keep_their_names() -> None:
     assert {cls.__struct_config__.tag for cls in typing.get_args(requests.AnyRequest)} == REQUEST_NAMES
 
 
-@pytest.mark.parametrize(
-    ("value", "golden"),
-    [
-        *HEADS,
-        *ADMIN_HEADS,
-        *ACCESS_HEADS,
-        *LISTING_HEADS,
-        *PENDING_HEADS,
-        *STORAGE_HEADS,
-        *STAGING_HEADS,
-        *SCHEMA_HEADS,
-        *VERSION_HEADS,
-    ],
-    ids=lambda one: type(one).__name__,
-)
+@pytest.mark.parametrize(("value", "golden"), list(with_golden(EVERY_HEAD)), ids=lambda one: type(one).__name__)
 def test_a_head_with_values_of_the_model_has_the_bytes_it_had_when_it_was_released(
     value: msgspec.Struct, golden: bytes
 ) -> None:
@@ -225,13 +216,15 @@ def test_answers_of_a_broker_that_does_not_tell_gaps_are_read_as_having_none() -
 
 
 def test_the_golden_frames_of_delivery_say_what_was_put_in() -> None:
-    head = frames.decode_deliver_head(frames.decode(memoryview(GOLDEN["DELIVER, with reasons"][1])).head)
+    head = frames.decode_deliver_head(frames.decode(memoryview(GOLDEN["frame DELIVER, with reasons"])).head)
     assert head == (6, 2, [(0, 2), (5, 6)], (0, 1, 3), [None, "no stock", "ack timeout"])
-    nack = requests.decode(frames.decode(memoryview(GOLDEN["NACK"][1])).head, requests.Nack)
+    nack = requests.decode(frames.decode(memoryview(GOLDEN["frame NACK"])).head, requests.Nack)
     assert nack == requests.Nack(6, [(1000, 1003), (1005, 1006)], 2000, "no stock")
-    timeout = requests.decode(frames.decode(memoryview(GOLDEN["NACK, of a timeout"][1])).head, requests.Nack)
+    timeout = requests.decode(frames.decode(memoryview(GOLDEN["frame NACK, of a timeout"])).head, requests.Nack)
     assert (timeout.delay_ms, timeout.reason, timeout.timeout) == (-1, "", True)
-    changed = requests.decode(frames.decode(memoryview(GOLDEN["CONSUMER_CHANGED"][1])).head, requests.ConsumerChanged)
+    changed = requests.decode(
+        frames.decode(memoryview(GOLDEN["frame CONSUMER_CHANGED"])).head, requests.ConsumerChanged
+    )
     assert (changed.handle, changed.ack_timeout_ms) == (6, 30_000)
 
 
@@ -251,5 +244,5 @@ def test_a_failure_policy_that_says_little_takes_the_defaults_for_the_rest() -> 
 
 
 def test_the_secret_of_a_new_key_is_not_in_its_representation() -> None:
-    made = next(value for value, _ in ACCESS_HEADS if isinstance(value, NewApiKey))
+    made = next(value for value in ACCESS_HEADS if isinstance(value, NewApiKey))
     assert made.secret not in repr(made) and made.key.id in repr(made)
