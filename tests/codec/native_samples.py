@@ -64,7 +64,9 @@ def with_golden(heads: Iterable[msgspec.Struct]) -> Iterator[tuple[msgspec.Struc
     for head in heads:
         name = type(head).__name__
         seen[name] += 1
-        yield head, GOLDEN[f"{name} {seen[name]}" if seen[name] > 1 else name]
+        name += f" {seen[name]}" if seen[name] > 1 else ""
+        assert name in GOLDEN, f"append to native_golden.txt: {name}: {requests.encode(head).hex()}"
+        yield head, GOLDEN[name]
 
 
 ADDRESSES = BrokerAddresses("10.0.0.2:6655", "10.0.0.2:6650", "10.0.0.2:50051", "10.0.0.2:8650")
@@ -420,6 +422,38 @@ HEADS: list[msgspec.Struct] = [
     SubscriptionDescription("/default/orders", "billing", 9, "shared", failure_policy=POLICY, version=VERSION),
     PolicyReport(Policies(ttl_s=5), Policies(ttl_s=5), VERSION),
     topics.DeleteTopic(topic=TopicName.parse("/default/orders")),
+    brokers.DescribeBroker("node-b"),
+    brokers.DrainBroker("node-b"),
+    brokers.ResumeBroker("node-b"),
+    brokers.RemoveBroker("node-b"),
+    brokers.ListLeftovers("node-b", own_only=True),
+    brokers.DescribeCluster(),
+    brokers.DescribeUpgrade(),
+    brokers.FinishUpgrade(),
+    namespaces.CreateNamespace("shop"),
+    topics.CreateTopic(ORDERS, 3, False, "memory", True),
+    topics.DescribeTopic(ORDERS, own_only=True),
+    topics.ListTopics("shop"),
+    topics.SummarizeTopics([ORDERS]),
+    topics.SetAckLevel(ORDERS, "stored", own_only=True),
+    topics.MoveTopic(ORDERS, 1, "node-b", own_only=True),
+    topics.TakeOverTopic(ORDERS, 1, accept_loss=True),
+    topics.SalvageTopic(ORDERS, 1, TopicName("default", "saved"), "node-b", True, True),
+    topics.FindOffset(ORDERS, 1, AT_1000, own_only=True),
+    topics.AskTopicUse(ORDERS, 9, "billing", True),
+    subscriptions.DescribeSubscription(ORDERS, "billing", own_only=True),
+    subscriptions.ListConsumers(ORDERS),
+    subscriptions.PeekMessages(ORDERS, "billing", 10, 1),
+    subscriptions.Seek(ORDERS, "billing", AT_1000, 1, own_only=True),
+    subscriptions.FindStarts(ORDERS, [0, 1], AT_1000, [(0, 5)]),
+    dead_letters.ListLetters(ORDERS, 1, 1000, 10, True),
+    requests.CloseProducer(5),
+    requests.CloseConsumer(6),
+    requests.CountProducers(TOPIC, 9),
+    requests.FenceProducers(TOPIC, 9, 7, 2, 1),
+    requests.OpenForwarder(TOPIC, 1, "node-b", "proof"),
+    topics.Lookup(ORDERS, True),
+    requests.Subscribe(TOPIC, 1, "billing", "worker-1", "key-shared"),
 ]
 
 STATISTICS_BEFORE_GAPS = bytes.fromhex("""
