@@ -500,6 +500,7 @@ async def test_changed_retries_reach_a_subscription_that_exists_and_the_log_says
             found = await client.describe_subscription("/shop/orders", "bar")
         assert found.failure_policy is not None and found.failure_policy.redeliveries_max == count
         assert ("app.failure_policy_set" in caplog.text) == (count == 4)
+    assert "consumer.failure_policy_differs" not in caplog.text
 
 
 async def test_two_workers_share_a_subscription(client: pydanube.Client) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import traceback
-from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -162,9 +162,9 @@ class Subscription:
             create_topic=True,
             schema=spec.handler.takes.schema,
         )
+        await self._set_policy(spec.topics)  # before the consumer finds another one there, and warns
         await self._consumer.open()
-        if spec.sets_policy and spec.policy is not None:
-            await self._set_policy(spec.policy)
+        await self._set_policy(set(self._consumer.topics) - set(spec.topics))  # those that a pattern matches
         if spec.concurrency > 1 and spec.is_ordered:
             self._lanes = Lanes(self._process, spec.concurrency, tasks)
             self._start(self._fill_lanes, tasks)
@@ -182,14 +182,18 @@ class Subscription:
                         return None
         return spec.policy
 
-    async def _set_policy(self, policy: FailurePolicy) -> None:
-        """Give subscriptions that existed before the policy that this version of the program says."""
-        for topic in self._consumer.topics:
-            found = await self._client.describe_subscription(topic, self.spec.subscription)
-            if found.failure_policy != policy:
-                await self._client.set_failure_policy(topic, self.spec.subscription, policy)
-                about = {"topic": topic, "subscription": self.spec.subscription}
-                log.info("app.failure_policy_set", **about, before=str(found.failure_policy), now=str(policy))
+    async def _set_policy(self, topics: Iterable[str]) -> None:
+        """Give subscriptions that exist the policy that this version of the program says."""
+        policy, subscription = self.spec.policy, self.spec.subscription
+        if policy is None or not self.spec.sets_policy:
+            return
+        for topic in topics:
+            with suppress(NotFound, Invalid):  # the consumer will create it; or it is a pattern
+                before = (await self._client.describe_subscription(topic, subscription)).failure_policy
+                if before != policy:
+                    await self._client.set_failure_policy(topic, subscription, policy)
+                    about = {"topic": topic, "subscription": subscription}
+                    log.info("app.failure_policy_set", **about, before=str(before), now=str(policy))
 
     def _start(self, work: Callable[[_Worker], Awaitable[None]], tasks: Tasks) -> None:
         async def run() -> None:
