@@ -249,7 +249,7 @@ class Terminals:
 
 async def run_in_session(source: str, names: dict[str, Any], where: str) -> None:
     """As `python -m asyncio` would: top-level await is allowed, and names stay."""
-    code = compile(source, where, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    code = compile(source, where, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     async with asyncio.timeout(BLOCK_SECONDS_MAX):
         result = eval(code, names)
         if inspect.isawaitable(result):
