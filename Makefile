@@ -6,6 +6,8 @@ STAMP := $(VENV)/.installed
 CLIENT := $(VENV)/danube-client
 CLIENT_STAMP := $(CLIENT)/.installed
 PYTEST := $(BIN)/python -m pytest
+# Tests and the demo start hundreds of processes: each would compile the package and its tests again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: check-protos $(shell awk -F: '/^[a-z-]+:.*## / {print $$1}' $(MAKEFILE_LIST))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -67,3 +68,7 @@ def offsets(ranges: list[tuple[int, int]]) -> set[int]:
 def connection_of(client: Client) -> Connection:
     (connection,) = client._brokers._connections.values()
     return connection
+
+
+def client_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("pydanube-client")}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import traceback
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from client_harness import client_threads
 from flaky_wire import Wire, wired_broker
 
 import pydanube
@@ -53,10 +53,6 @@ async def topic(client: pydanube.Client) -> str:
 async def wire(tmp_path: Path) -> AsyncIterator[Wire]:
     async with wired_broker(tmp_path / "data") as wire:
         yield wire
-
-
-def client_threads() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread.name.startswith("pydanube-client")}
 
 
 def of_client(context: dict[str, object]) -> bool:

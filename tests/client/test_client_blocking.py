@@ -15,6 +15,7 @@ from contextlib import suppress
 from itertools import islice
 
 import pytest
+from client_harness import client_threads
 
 import pydanube
 from pydanube import (
@@ -67,8 +68,9 @@ def client(url: str) -> Iterator[BlockingClient]:
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     """No loop of our own here: only threads are counted."""
+    before = client_threads()
     yield
-    assert not [thread.name for thread in threading.enumerate() if thread.name == "pydanube-client"]
+    assert client_threads() <= before
 
 
 def test_publish_and_receive(client: BlockingClient) -> None:

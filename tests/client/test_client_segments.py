@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
-import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from datetime import datetime
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from client_harness import client_threads
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -481,8 +481,9 @@ def directory(tmp_path: Path) -> Iterator[str]:
             await put(store, ((0, 300), 1, 1), ((300, 420), 2, 2))
 
     asyncio.run(fill())
+    before = client_threads()
     yield url
-    assert not [thread.name for thread in threading.enumerate() if thread.name == "pydanube-client"]
+    assert client_threads() <= before
 
 
 def test_histories_are_read_without_a_loop(directory: str) -> None:
