@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from pydanube.cli.connecting import ANSWER_SECONDS
+from pydanube.cli.connecting import ANSWER_SECONDS, REACH_SECONDS
 from pydanube.codec.batch import HEADER_BYTES
 from pydanube.model.limits import ALIGNMENT
 from pydanube.runtime.randomness import identity
@@ -73,7 +73,9 @@ async def measure(scenario: Scenario, url: str, broker: BrokerProcess | None = N
 async def _create_topics(scenario: Scenario, url: str, topics: list[str]) -> None:
     from pydanube.client import connect
 
-    async with connect(url, timeout=ANSWER_SECONDS) as client:
+    client = connect(url, timeout=ANSWER_SECONDS)
+    client.reach_seconds = REACH_SECONDS
+    async with client:
         for topic in topics:
             await client.create_topic(
                 topic, partitions=scenario.partitions, reliable=scenario.reliable, ack_level=scenario.ack_level
