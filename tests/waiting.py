@@ -6,11 +6,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from itertools import count
 
+HANG_S = 300.0
+"""Only a hang takes as long, however busy the machine is."""
+
 TURNS = 100
 """So many turns of the event loop are looked at before the wait pauses between them."""
 
 
-async def until(condition: Callable[[], object], seconds: float = 60) -> None:
+async def until(condition: Callable[[], object], seconds: float = HANG_S) -> None:
     """Wait until `condition`, which may be a coroutine function, returns something true."""
     async with asyncio.timeout(seconds):
         for turn in count():

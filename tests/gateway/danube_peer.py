@@ -16,7 +16,7 @@ from pydanube import testing
 from pydanube.gateway.grpc.messages import API, SCHEMA
 from pydanube.model.names import TopicName
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = waiting.HANG_S
 
 EXCLUSIVE, SHARED, FAILOVER, KEY_SHARED = range(4)
 PRODUCER, CONSUMER = range(2)

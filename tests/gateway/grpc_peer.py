@@ -21,7 +21,7 @@ from pydanube.model.settings.sections import Sections
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.tasks import Tasks
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = waiting.HANG_S
 
 
 class GrpcListener:

@@ -32,7 +32,7 @@ from pydanube.runtime.tasks import Tasks
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = waiting.HANG_S
 TOPIC = "/default/orders"
 
 

@@ -31,10 +31,12 @@ from pydanube.model.paging import NamePage
 from pydanube.model.positions import Position
 from pydanube.model.schemas import SchemaDefinition, SchemaFormat
 from pydanube.operations import schemas, topics
+from waiting import HANG_S
 
 LIMIT = 8 * MIB
 LARGE = 1 * MIB
-CLIENTS = 12
+CLIENTS = 5
+"""More than the limit is enough for."""
 TOPIC = "/default/large"
 BASE = f"/api/v1/topics{TOPIC}"
 UPGRADE = {
@@ -59,7 +61,7 @@ def kept_bytes(there: HttpListener) -> int:
 
 async def publish_large(there: HttpListener) -> None:
     there.broker.unread.limit_bytes = LIMIT
-    async with pydanube.connect(there.broker_url) as client, client.producer(TOPIC) as producer:
+    async with pydanube.connect(there.broker_url, timeout=HANG_S) as client, client.producer(TOPIC) as producer:
         for _ in range(4):
             await producer.send(b"x" * LARGE)
 
@@ -151,6 +153,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_streams_that_nobody_reads_end_when_others_wait(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_listener() as there, unread_streams(there, kind):
         hurry(monkeypatch)
+        await until_given_back(there)
         async with await Peer.connect(there) as reader:
             opened = await reader.request("POST", f"{BASE}/subscriptions/late/consumers", b'{"start": "earliest"}')
             reader.send("GET", f"{opened.headers['location']}/messages?wait_ms=60000")
@@ -210,7 +213,7 @@ async def test_what_is_kept_is_not_sent_any_more_when_the_right_ends(kind: str) 
         for partition in list(session.subscriber._partitions.values()):
             partition.consumer._subscription.detach_refused(lambda *_: Denied("may not consume any more"))
         peer._writer.transport.resume_reading()  # type: ignore[attr-defined]
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HANG_S):
             received = bytearray()
             while b"may not consume any more" not in received[-1_000:]:
                 chunk = await peer._reader.read(1 << 16)
@@ -224,7 +227,7 @@ async def until_given_back(there: HttpListener) -> None:
     memory = there.broker.unread
     other, free = memory.part(), asyncio.Event()
     memory.call_when_free("another", other, memory.limit_bytes, free.set)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG_S):
         await free.wait()
 
 
@@ -239,6 +242,7 @@ async def test_grpc_clients_that_read_nothing_are_disconnected_when_others_wait(
             await producer.send(b"x" * LARGE)
         await there.until(lambda: there.broker.unread.is_awaited)
         hurry(monkeypatch)
+        await until_given_back(there)
         reading = await working.consumer(TOPIC, "read")
         await producer.send(b"y" * LARGE)
         assert (await reading.receive()).payload == b"y" * LARGE
