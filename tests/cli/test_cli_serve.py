@@ -35,9 +35,8 @@ def test_the_readiness_line_names_all_doors_and_is_all_of_stdout(serve, tmp_path
     assert running.process.stdout.read() == ""
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_ends_it_in_order_and_the_directory_opens_again(serve, tmp_path: Path, number: signal.Signals):
-    for _ in range(2):
+def test_a_signal_ends_it_in_order_and_the_directory_opens_again(serve, tmp_path: Path):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         assert serve(tmp_path / "data").end(number) == 0
 
 

@@ -74,7 +74,9 @@ def test_notes_that_cannot_be_stored_change_nothing_and_results_do(danube, serve
         assert unheard(served, full.fileno(), "topics", "list") == 1
 
 
-BUFFERING = pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+BUFFERING = pytest.mark.parametrize(
+    "unbuffered", ["", pytest.param("1", marks=pytest.mark.exhaustive)], ids=["buffered", "unbuffered"]
+)
 """Containers often set PYTHONUNBUFFERED."""
 
 
@@ -196,7 +198,14 @@ def test_what_exists_to_show_something_needs_stdout(danube, served, topic, comma
     assert (done.returncode, done.stderr) == (1, "danube: stdout is closed: there is nowhere to write to\n")
 
 
-@pytest.mark.parametrize("redirection", [">&-", "2>&-", "<&- >&- 2>&-"], ids=["stdout", "stderr", "all"])
+@pytest.mark.parametrize(
+    "redirection",
+    [
+        pytest.param(">&-", marks=pytest.mark.exhaustive, id="stdout"),
+        pytest.param("2>&-", marks=pytest.mark.exhaustive, id="stderr"),
+        pytest.param("<&- >&- 2>&-", id="all"),
+    ],
+)
 def test_everything_else_does_its_work_and_keeps_quiet(danube, served, topic, redirection: str):
     for arguments in (
         ("topics", "create", topic),

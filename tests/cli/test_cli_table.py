@@ -73,7 +73,7 @@ def test_the_lag_is_counted_for_each_partition(served, lake):
     assert "behind" in run(served, "lag", lake / "iceberg").splitlines()[0]
 
 
-@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+@pytest.mark.parametrize("kind", ["delta", pytest.param("iceberg", marks=pytest.mark.exhaustive)])
 def test_a_table_is_compacted_and_cleaned(served, lake, kind):
     done = json.loads(run(served, "compact", lake / kind, "--json"))
     assert (done["files_before"], done["files_after"], done["orphans"], done["expired"]) == (3, 1, 1, 0)

@@ -71,7 +71,10 @@ def test_the_demo_kills_a_broker_and_loses_nothing(tmp_path):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGINT, *(pytest.param(one, marks=pytest.mark.exhaustive) for one in (signal.SIGTERM, signal.SIGHUP))],
+)
 def test_a_demo_that_is_stopped_leaves_nothing_behind(number: signal.Signals, tmp_path):
     demo = [sys.executable, "-m", "pydanube.cli", "demo", "--seconds", "600"]
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"}

@@ -40,6 +40,7 @@ RIGHT = [
 ]
 
 
+@pytest.mark.xdist_group("mypy")  # with the same options, so that one finds what the other has cached
 def test_misspelled_options_are_type_errors(
     tmp_path: Path, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -53,7 +54,7 @@ def test_misspelled_options_are_type_errors(
     monkeypatch.setenv("MYPYPATH", str(Path(pydanube.__file__).parents[1]))
     assert pytestconfig.cache is not None
     options = ["--cache-dir", str(pytestconfig.cache.mkdir("mypy")), "--follow-imports=silent", "--config-file="]
-    out, err, _ = api.run([str(program), *options, "--disable-error-code=unused-coroutine"])
+    out, err, _ = api.run([str(program), *options, "--strict", "--disable-error-code=unused-coroutine"])
     assert err == ""
     refused = [int(number) for number in re.findall(r"program\.py:(\d+): error", out)]
     wrong = range(len(head) + 1, len(head) + 1 + len(WRONG))

@@ -126,6 +126,7 @@ handle(message, plain, untyped, batch)
 """.strip().splitlines()
 
 
+@pytest.mark.xdist_group("mypy")
 def test_values_are_typed_and_wrong_ones_are_type_errors(
     tmp_path: Path, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,6 +86,7 @@ def test_the_simulation_notices_an_ack_before_the_slice_counts(monkeypatch: pyte
     assert any(run_seed(seed).complaints for seed in range(1, 60)), "sixty seeds found nothing"
 
 
+@pytest.mark.exhaustive
 def test_the_simulation_notices_a_fenced_run_that_commits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A query whose former runs are taken for new ones."""
     from pydanube.core import staging
@@ -98,6 +99,7 @@ def test_the_simulation_notices_a_fenced_run_that_commits(monkeypatch: pytest.Mo
     assert any("committed after" in complaint for complaint in found), "sixty seeds found nothing"
 
 
+@pytest.mark.exhaustive
 def test_the_simulation_notices_stages_that_are_published_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """A decision that leaves out the last section of its stages."""
     from pydanube.broker.staging.stage_publisher import Decision
@@ -115,6 +117,7 @@ def test_the_simulation_notices_stages_that_are_published_in_part(monkeypatch: p
     assert any("is there in part" in complaint for complaint in found), "sixty seeds found nothing"
 
 
+@pytest.mark.exhaustive
 def test_the_simulation_notices_messages_of_a_deleted_topic_in_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """A topic that is created again has the id of the former one, and nothing of that was cleaned up."""
     from pydanube.broker.registry.registry import Registry

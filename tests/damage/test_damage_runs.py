@@ -80,7 +80,13 @@ def table(verdicts: Counter[tuple[str, str]]) -> str:
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        one if one in ("plain-kill", "tiered-stop") else pytest.param(one, marks=pytest.mark.exhaustive)
+        for one in SCENARIOS
+    ],
+)
 async def test_damage_is_served_around_named_or_refused(scenario: str, tmp_path: Path) -> None:
     run = Run(scenario, tmp_path, int(os.environ.get("DANUBE_SEED", "12")))
     await run.run(CASES, commands=1)

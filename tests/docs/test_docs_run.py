@@ -1,4 +1,5 @@
-"""Every code block of README.md and docs/ that can run, runs. CONTRIBUTING.md says how blocks are read.
+"""Every code block of README.md and docs/ that can run, runs: in `make test` those of the pages that are read first, in
+`make test-all` all. CONTRIBUTING.md says how blocks are read.
 
 Each page is one reader with one fresh broker: its blocks run in order, names carry over from one Python block to the
 next, and whatever a page says that a command prints is compared with what it prints. What one block has opened lives on
@@ -40,6 +41,20 @@ TERMINAL = re.compile(r"<!-- terminal (?P<number>\d), until: (?P<until>.+?) -->"
 NOT_RUN = re.compile(r"<!-- not run: (?P<reason>.+?) -->")
 MAKE_CLUSTER = "make cluster"
 """A page with a block that says this is about a cluster on this machine, and has no other broker."""
+READ_FIRST = (
+    "README.md",
+    "docs/start/",
+    "docs/tutorials/",
+    "docs/client.md",
+    "docs/command-line.md",
+    "docs/http-data.md",
+    "docs/schemas.md",
+    "docs/security.md",
+    "docs/spark/README.md",
+    "docs/spark/writing.md",
+    "docs/storage/index.md",
+)
+"""The way of a newcomer through all parts of the product; `make test-all` follows every page."""
 PROGRAM = re.compile(r"\basyncio\.run\(|\bconnect_blocking\(|\bbroker_thread\(")
 
 
@@ -107,6 +122,8 @@ def with_code() -> Iterator[Any]:
     for page in PAGES:
         if has_code(page) and not uses_cluster(page):
             marks = [pytest.mark.xdist_group("spark")] if uses_spark(page) else []
+            if not name_of(page).startswith(READ_FIRST):
+                marks.append(pytest.mark.exhaustive)
             yield pytest.param(page, marks=marks, id=name_of(page))
 
 

@@ -1,7 +1,7 @@
-"""Every example does what it says, twice: against a broker that runs already, and with one of its own.
+"""Every example does what it says, with a broker of its own and, in `make test-all`, against one that runs already.
 
-Those of Spark, which start slowly, run once. The demo is a test of a minute and has a test of its own, which `make
-test-spark` runs.
+Those of Spark start slowly: `make test` runs the first of them. The demo is a test of a minute and has a test of its
+own, which `make test-spark` runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served import ROOT, Place
+from served import ROOT, Place, environment_of
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 SECONDS_MAX = 400
@@ -33,24 +33,35 @@ def examples() -> Iterator[Any]:
     """Those of Spark run one after the other: each has a JVM of its own."""
     for example in EXAMPLES:
         marks = [pytest.mark.xdist_group("spark")] if is_of_spark(example) else []
+        if is_of_spark(example) and example.stem != "spark_first_query":
+            marks.append(pytest.mark.exhaustive)
         yield pytest.param(example, marks=marks, id=example.stem)
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("example", [*examples()])
-def test_example_runs(example: Path, place: Place) -> None:
-    environments = [without_broker(place.environment), place.environment]
-    for environment in environments[: 1 if is_of_spark(example) else 2]:
-        finished = subprocess.run(
-            [sys.executable, str(example)],
-            cwd=place.directory,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS_MAX,
-        )
-        assert finished.returncode == 0, f"{finished.stdout}\n{finished.stderr}"
-        assert finished.stdout.strip(), "an example says what it shows"
+def test_example_runs(example: Path, tmp_path: Path) -> None:
+    run_example(example, tmp_path, without_broker(environment_of(tmp_path)))
+
+
+@pytest.mark.process
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("example", [one for one in EXAMPLES if not is_of_spark(one)], ids=lambda path: path.stem)
+def test_example_runs_on_a_broker_that_is_there(example: Path, place: Place) -> None:
+    run_example(example, place.directory, place.environment)
+
+
+def run_example(example: Path, directory: Path, environment: dict[str, str]) -> None:
+    finished = subprocess.run(
+        [sys.executable, str(example)],
+        cwd=directory,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+    )
+    assert finished.returncode == 0, f"{finished.stdout}\n{finished.stderr}"
+    assert finished.stdout.strip(), "an example says what it shows"
 
 
 @pytest.mark.process

@@ -179,6 +179,7 @@ async def test_a_reliable_topic_loses_nothing_when_consumers_and_the_broker_are_
     await at_least_once(tmp_path, partitions, rounds=1)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.process
 @layouts
 async def test_a_non_reliable_topic_repeats_nothing_and_never_waits_when_consumers_are_killed(tmp_path, partitions):

@@ -135,6 +135,7 @@ async def test_killing_the_broker_between_every_two_steps_of_a_commit_loses_and_
     assert died.count("before a batch is published") == died.count("after a batch is stored") == BATCHES
 
 
+@pytest.mark.exhaustive
 @pytest.mark.process
 async def test_killing_the_broker_while_a_decision_is_spread_over_many_partitions_loses_and_repeats_nothing(directory):
     died = await kill_at_every_step(directory, METADATA_OPERATIONS_MAX + 1, "transact", most=9)

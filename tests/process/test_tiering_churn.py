@@ -137,6 +137,7 @@ async def churn(directory: Path, seed: int, kills: int, monkeypatch: pytest.Monk
             print(f"{kills} kills, {sum(len(load.acked) for load in loads):,} messages, {segments} segments")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.process
 @pytest.mark.timeout(900)
 async def test_a_broker_killed_at_random_with_a_bad_store_has_everything_once(tmp_path: Path, seed, monkeypatch):

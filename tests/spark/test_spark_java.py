@@ -118,6 +118,7 @@ def test_a_cache_that_cannot_be_written_is_no_obstacle(no_java: Path, monkeypatc
     shutil.rmtree(found.home)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.process
 def test_spark_runs_with_nothing_but_packages(no_java: Path, tmp_path: Path) -> None:
     """A process of its own, because this one has a JVM already."""

@@ -115,6 +115,7 @@ print(rows.count())
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.process
 def test_a_plain_session_works_in_an_environment_that_is_not_activated(
     broker: Broker, client: pydanube.BlockingClient, tmp_path: Path

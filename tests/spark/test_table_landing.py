@@ -65,7 +65,7 @@ def landed(wanted: Landing) -> Counter[tuple[object, ...]]:
     return Counter((*(row[name] for name in names), dict(row["attributes"])["n"]) for row in rows)
 
 
-@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+@pytest.mark.parametrize("kind", ["delta", pytest.param("iceberg", marks=pytest.mark.exhaustive)])
 def test_a_topic_lands_from_its_first_segment_on_and_the_landing_continues(spark, broker, client, tmp_path, kind):
     client.create_topic(TOPIC, partitions=2)
     publish(client, 0, 500)
@@ -139,6 +139,7 @@ def test_data_frames_are_appended_once_and_never_overwrite(spark, tmp_path):
     assert table.size().rows == 20
 
 
+@pytest.mark.exhaustive
 def test_streams_of_ordinary_rows_are_appended(spark, tmp_path):
     source = str(tmp_path / "source")
     spark.range(20).write.parquet(source)
