@@ -23,7 +23,7 @@ from pydanube.model.errors import DanubeError
 from .tls_options import show_tls_to_children, use_profile_files
 
 if TYPE_CHECKING:
-    from .profiles import Profile
+    from pydanube.client.profiles import Profile
 
 PROFILE_VARIABLE: Final = "DANUBE_PROFILE"
 _META: Final = "danube.credentials"
@@ -109,7 +109,7 @@ def _profile(named: str | None, url: str | None) -> Profile | None:
     """Return the profile that counts; None if there is none, or if the broker is named without it."""
     if named is None and (url is not None or os.environ.get("DANUBE_URL")):
         return None
-    from .profiles import Profiles
+    from pydanube.client.profiles import Profiles
 
     profiles = Profiles.load()
     name = named or os.environ.get(PROFILE_VARIABLE) or profiles.current

@@ -15,7 +15,6 @@ from pydanube.runtime.environment import (
     SKIP_VERIFY_VARIABLE,
 )
 
-TLS_FILES: Final = ("tls_ca_file", "tls_cert_file", "tls_key_file")
 _TLS_META: Final = "danube.tls"
 _PROFILE_META: Final = "danube.tls-of-profile"
 _VARIABLES: Final = {
@@ -48,7 +47,7 @@ def tls_options() -> dict[str, Any]:
 
 
 def use_profile_files(context: click.Context, files: Mapping[str, str]) -> None:
-    """Use the files of a profile, by the names of `TLS_FILES`, where no option names others."""
+    """Use the files of a profile, by the names of `client.profiles.TLS_FILES`, where no option names others."""
     context.find_root().meta[_PROFILE_META] = dict(files)
 
 

@@ -9,9 +9,9 @@ import click
 
 from pydanube.cli.options import NAMESPACE, Parsed, examples, json_option
 from pydanube.cli.output import emit_json, note, show, table, wants_json
-from pydanube.cli.profiles import Profile, Profiles, check_name
 from pydanube.cli.standard_streams import is_terminal
 from pydanube.cli.synonyms import Group
+from pydanube.client.profiles import Profile, Profiles, check_name
 from pydanube.model.errors import Invalid
 
 NAME = Parsed("name", check_name)

@@ -32,11 +32,10 @@ from pydanube.client.connection.servers import parse_servers
 from pydanube.model.errors import AlreadyExists, Invalid, NotFound, Refused
 from pydanube.model.names import parse_namespace
 
-from .tls_options import TLS_FILES
-
 FILE_NAME: Final = "profiles.toml"
 SECRETS: Final = ("token", "api_key")
 CREDENTIALS: Final = ("token_file", *SECRETS)
+TLS_FILES: Final = ("tls_ca_file", "tls_cert_file", "tls_key_file")
 FILE_BYTES_MAX: Final = 4 << 20
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _FOR_OTHERS: Final = 0o077
