@@ -19,6 +19,7 @@ from commands import danube
 from shop_app import Done, Order
 
 import pydanube
+from pydanube.client.profiles import Profile, Profiles
 
 HERE = Path(__file__).parent
 SECONDS_MAX = 120
@@ -28,7 +29,7 @@ AT_WORK = re.compile(r'handler="shop_app.serve",.*(bar"|"acked")\} [1-9]')
 
 
 @asynccontextmanager
-async def service(url: str, *arguments: str, where: Path = HERE, stderr: int = PIPE) -> AsyncIterator[Process]:
+async def service(url: str | None, *arguments: str, where: Path = HERE, stderr: int = PIPE) -> AsyncIterator[Process]:
     """Run the app as a process, in its directory; it is killed at the end if it did not end itself."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -37,8 +38,7 @@ async def service(url: str, *arguments: str, where: Path = HERE, stderr: int = P
         "app",
         "run",
         *arguments,
-        "--url",
-        url,
+        *([] if url is None else ["--url", url]),
         cwd=where,
         stdout=PIPE,
         stderr=stderr,
@@ -98,6 +98,22 @@ async def test_a_service_tells_its_health_and_drains_on_sigterm(client: pydanube
     acked = 4 - sum(place.lag for place in described.partitions)
     assert acked > 0
     assert len(await served(client, acked)) == acked
+
+
+@pytest.mark.process
+async def test_a_service_takes_the_profile_of_its_app_before_the_one_in_use(
+    client: pydanube.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DANUBE_CONFIG_HOME", str(tmp_path))
+    monkeypatch.delenv("DANUBE_URL", raising=False)
+    profiles = Profiles.load()
+    profiles.add("here", Profile(client.url), replace=False)
+    profiles.add("elsewhere", Profile("danube://127.0.0.1:1"), replace=False)
+    profiles.use("elsewhere")
+    profiles.save()
+    (tmp_path / "shop.py").write_text('import pydanube\napp = pydanube.App(profile="here")\n')
+    async with service(None, "shop:app", where=tmp_path) as process:
+        assert await line_of(process) == "danube app ready handlers=0\n"
 
 
 @pytest.mark.process

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import pydanube
@@ -9,6 +11,11 @@ from pydanube import Invalid
 from pydanube.client.connection.servers import parse_servers
 
 HERE = "danube://127.0.0.1:6655"
+
+
+@pytest.fixture(autouse=True)
+def _without_profiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DANUBE_CONFIG_HOME", str(tmp_path))
 
 
 @pytest.mark.parametrize("value", [None, ""])

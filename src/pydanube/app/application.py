@@ -82,15 +82,15 @@ class App:
         **credentials: Unpack[ConnectArguments],
     ) -> None:
         """
-        url             where the broker is, as `pydanube.connect` takes it; None: DANUBE_URL
+        url             where the broker is, as `pydanube.connect` takes it; None: `profile`, DANUBE_URL, and so on
         lifespan        an async context manager that is entered, with the app, before any handler is called
         drain_seconds   how long handlers that run may take to end when the app stops; then they are cancelled, and
                         their messages delivered again
-        credentials     as `pydanube.connect` takes them
+        credentials     as `pydanube.connect` takes them, and the profile
         """
         check_number("drain_seconds", drain_seconds, 0, 1e6)
         inspect.signature(connect).bind(url, **credentials)  # raises TypeError here, and not when the app starts
-        self.url = url
+        self.url, self.profile = url, credentials.pop("profile", None)
         self.drain_seconds = drain_seconds
         self.subscribers: list[Subscriber] = []
         self._lifespan = lifespan
@@ -317,12 +317,19 @@ class App:
     ) -> AsyncGenerator[Client, None]:
         """Run the handlers on this loop until the block ends, and yield the client that they use.
 
+        An address or a profile that is given here takes the place of the app's.
         At the end nothing more is received, calls that run may end within `drain_seconds`, and acks are confirmed.
         An error that stops a subscription (its topic was deleted, for example) is raised here, and ends the block.
         """
         if self._running is not None:
             raise Refused("this app is running already")
-        client = connect(url or self.url, **(credentials or self._credentials))
+        profile = credentials.pop("profile", None)
+        if profile is None:
+            credentials = credentials or self._credentials
+            if url is None:
+                url, profile = self.url, self.profile
+        where: ConnectArguments = {**credentials, "profile": profile}
+        client = connect(url, **where)
         running = self._running = Running(client, self.subscribers, self._hooks, self.drain_seconds)
         try:
             lifespan = nullcontext() if self._lifespan is None else self._lifespan(self)

@@ -1,13 +1,7 @@
 """The options --profile and --token-file, which every command that talks to a broker has; they may stand before the
 command too.
 
-```
- which broker       --url, --profile, DANUBE_URL, the profile of DANUBE_PROFILE, the profile in use, the default
- as whom            --token-file, --profile, DANUBE_TOKEN and the like, the same profile
-```
-
-The first that is there counts. What a profile holds goes to the broker of that profile only, unless --profile and --url
-name both: a token must not reach a broker that was not meant.
+`client.profiles` says which of them counts beside the environment.
 """
 
 from __future__ import annotations
@@ -25,7 +19,6 @@ from .tls_options import show_tls_to_children, use_profile_files
 if TYPE_CHECKING:
     from pydanube.client.profiles import Profile
 
-PROFILE_VARIABLE: Final = "DANUBE_PROFILE"
 _META: Final = "danube.credentials"
 _URL_META: Final = "danube.url-given"
 _VARIABLES: Final = {"token": "DANUBE_TOKEN", "api_key": "DANUBE_API_KEY", "token_file": "DANUBE_TOKEN_FILE"}
@@ -100,20 +93,15 @@ def choose_broker(context: click.Context, url: str | None, *, named_only: bool =
         use_profile_files(context, profile.tls_files)
     if (file := given.get("token_file")) is not None:
         given["chosen"] = {"token_file": file}
-    elif profile is not None and (given.get("profile") or not any(map(os.environ.get, _VARIABLES.values()))):
-        given["chosen"] = profile.credentials
+    elif profile is not None:
+        given["chosen"] = profile.credentials_for(named)
     return url if url is not None or profile is None else profile.url
 
 
 def _profile(named: str | None, url: str | None) -> Profile | None:
-    """Return the profile that counts; None if there is none, or if the broker is named without it."""
-    if named is None and (url is not None or os.environ.get("DANUBE_URL")):
-        return None
-    from pydanube.client.profiles import Profiles
+    from pydanube.client.profiles import choose_profile  # imported late: `danube --help` has to start at once
 
-    profiles = Profiles.load()
-    name = named or os.environ.get(PROFILE_VARIABLE) or profiles.current
-    return profiles.get(name) if name else None
+    return choose_profile(named, url)
 
 
 def chosen_credentials() -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -87,14 +88,16 @@ SUBSCRIPTION_TYPE: Final = click.Choice(["exclusive", "shared", "failover", "key
 COMPRESSION: Final = click.Choice(["none", "lz4", "zstd"])
 
 
-def _check_url(context: click.Context, _parameter: click.Parameter, url: str | None) -> str | None:
+def _check_url(
+    context: click.Context, _parameter: click.Parameter, url: str | None, named_only: bool = False
+) -> str | None:
     """Choose the broker, and check its URL before connecting. `danube --url URL COMMAND` applies if COMMAND has no
-    --url, then --profile and what `credential_options` says."""
+    --url, then --profile and what `client.profiles` says."""
     from pydanube.client.connection.servers import parse_servers
 
     is_given = context.get_parameter_source("url") is click.core.ParameterSource.COMMANDLINE
     named = url if is_given else context.find_root().params.get("url")
-    url = choose_broker(context, named or None) or url
+    url = choose_broker(context, named or None, named_only=named_only) or url
     try:
         if url is not None:
             parse_servers(url)
@@ -118,6 +121,18 @@ _plain_url_option = click.option(
 def url_option(command: Any) -> Any:
     """Add to a command the options that tell where the broker is, as whom, and how connections are encrypted."""
     return _plain_url_option(credential_options(tls_file_options(command)))
+
+
+def optional_url_option(command: Any) -> Any:
+    """Add the same to a command that finds its broker in another way, if neither an option nor DANUBE_URL names it."""
+    url = click.option(
+        "--url",
+        envvar=URL_VARIABLE,
+        show_envvar=True,
+        callback=partial(_check_url, named_only=True),
+        help="Where the broker is.  [default: what the app says]",
+    )
+    return url(credential_options(tls_file_options(command)))
 
 
 def json_option_with(text: str) -> Callable[[Any], Any]:

@@ -39,11 +39,12 @@ def tls_options() -> dict[str, Any]:
     context = click.get_current_context(silent=True)
     if context is None:
         return {}
-    given = dict(context.find_root().meta.get(_TLS_META, {}))
-    kept = dict(context.find_root().meta.get(_PROFILE_META, {}))
-    if "tls_cert_file" in given or "tls_key_file" in given:  # a certificate and its key come from one place
-        kept = {name: value for name, value in kept.items() if name == "tls_ca_file"}
-    return kept | given
+    given, kept = (context.find_root().meta.get(name, {}) for name in (_TLS_META, _PROFILE_META))
+    if not kept:
+        return dict(given)
+    from pydanube.client.profiles import with_tls_of_profile
+
+    return with_tls_of_profile(given, kept)
 
 
 def use_profile_files(context: click.Context, files: Mapping[str, str]) -> None:

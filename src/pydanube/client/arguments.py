@@ -29,6 +29,7 @@ class CredentialArguments(TypedDict, total=False):
 
 
 class ConnectArguments(CredentialArguments, total=False):
+    profile: str | None
     tls_ca_file: str | PathLike[str] | None
     tls_cert_file: str | PathLike[str] | None
     tls_key_file: str | PathLike[str] | None

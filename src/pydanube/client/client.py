@@ -71,6 +71,7 @@ from .arguments import (
 )
 from .lifecycle import Openable
 from .opentelemetry_metrics import client_closed, client_opened
+from .profiles import choose_profile, with_tls_of_profile
 from .replies import Reply
 from .requesting import Requester
 from .settings import AccessName, CompressionName, ConsumerSettings, ProducerSettings, check_count, check_number
@@ -581,6 +582,7 @@ def connect(
     url: str | None = None,
     *,
     timeout: float = 30.0,
+    profile: str | None = None,
     token: AnyToken | None = None,
     api_key: AnyToken | None = None,
     token_file: str | PathLike[str] | None = None,
@@ -592,11 +594,13 @@ def connect(
     """Return a client for the brokers at ``danube://host:port[,host:port...]``, to be opened with `async with`.
 
     ``http://host:port[,host:port...]`` names HTTP listeners of brokers, which tell where the native ones are.
-    Without a URL, the environment variable DANUBE_URL tells where they are, and else danube://127.0.0.1:6655 does.
+    Without a URL, the first of these that is there tells where they are: the profile, the environment variable
+    DANUBE_URL, the profile of DANUBE_PROFILE, the profile in use, danube://127.0.0.1:6655.
     `timeout` is how many seconds a request that may succeed later is tried again before it raises Unavailable.
+    `profile` names a broker and credentials that `danube profile add` has stored.
 
-    At most one of these tells who the client is; without any, the environment variables DANUBE_TOKEN, DANUBE_API_KEY
-    and DANUBE_TOKEN_FILE do:
+    At most one of these tells who the client is; without any, the profile does, the environment variables DANUBE_TOKEN,
+    DANUBE_API_KEY and DANUBE_TOKEN_FILE, or a profile that was not named:
 
     token               an API key or a JWT; the Path of a file that holds it; or a function, async or not, that returns
                         it. File and function are asked for each connection, and again before the broker stops
@@ -604,13 +608,20 @@ def connect(
     api_key             the same, under the name of what it is
     token_file          the file that holds the token, as text or a path
 
-    ``danubes://`` and ``https://`` connect with TLS, to every broker of the cluster. What is not given here is read
-    from the environment, DANUBE_TLS_CA_FILE and so on:
+    ``danubes://`` and ``https://`` connect with TLS, to every broker of the cluster. What is not given here is that of
+    the profile, or of the environment, DANUBE_TLS_CA_FILE and so on:
 
     tls_ca_file         the authorities (PEM) that certificates of brokers must be signed by; else those of the system
     tls_cert_file, tls_key_file     the certificate and the key (PEM) that this client shows, where brokers ask for one
     tls_insecure_skip_verify        whether any server is believed: whoever is in between can read and change everything
     """
-    given = tls_ca_file, tls_cert_file, tls_key_file, tls_insecure_skip_verify
-    tls = None if given == (None, None, None, None) else client_tls(*given)
+    if (chosen := choose_profile(profile, url)) is not None:
+        url = url if url is not None else chosen.url
+        if token is None and api_key is None and token_file is None:
+            token, api_key, token_file = map(chosen.credentials_for(profile).get, ("token", "api_key", "token_file"))
+        files = {"tls_ca_file": tls_ca_file, "tls_cert_file": tls_cert_file, "tls_key_file": tls_key_file}
+        given = {name: file for name, file in files.items() if file is not None}
+        tls_ca_file, tls_cert_file, tls_key_file = map(with_tls_of_profile(given, chosen.tls_files).get, files)
+    given_tls = tls_ca_file, tls_cert_file, tls_key_file, tls_insecure_skip_verify
+    tls = None if given_tls == (None, None, None, None) else client_tls(*given_tls)
     return Client(url, timeout=timeout, token=token, api_key=api_key, token_file=token_file, tls=tls)

@@ -1,4 +1,4 @@
-"""The file of profiles: where brokers are and which credentials they take, under names that commands use.
+"""The file of profiles: where brokers are and which credentials they take, under names that programs and commands use.
 
 ```
  ~/.config/danube/profiles.toml         $XDG_CONFIG_HOME/danube, or $DANUBE_CONFIG_HOME
@@ -12,6 +12,14 @@
  namespace = "shop"                     of topics that are named without one; without it: default
 ```
 
+```
+ which broker       an address, a profile that is named, DANUBE_URL, the profile of DANUBE_PROFILE, that in use
+ as whom            credentials that are given, a profile that is named, DANUBE_TOKEN and the like, the same profile
+```
+
+The first that is there counts. What a profile holds goes to the broker of that profile only, unless a profile and an
+address are named together: a token must not reach a broker that was not meant.
+
 Invariants
     a file that other users can read is refused, and so is one with a key that is not known
     no secret is in a representation or an error
@@ -23,14 +31,18 @@ import json
 import os
 import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from pydanube.client.connection.credentials import check_token
+from pydanube.client.connection.credentials import VARIABLES, check_token
 from pydanube.client.connection.servers import parse_servers
 from pydanube.model.errors import AlreadyExists, Invalid, NotFound, Refused
 from pydanube.model.names import parse_namespace
+from pydanube.runtime.environment import PROFILE_VARIABLE, URL_VARIABLE
+
+T = TypeVar("T")
 
 FILE_NAME: Final = "profiles.toml"
 SECRETS: Final = ("token", "api_key")
@@ -55,6 +67,11 @@ class Profile:
     namespace: str = ""
     """The namespace of topics that are named without one; empty: `default`."""
 
+    def credentials_for(self, named: str | None) -> dict[str, str]:
+        """Return the credentials of this profile; none if only a profile that is `named` comes before the environment,
+        which has some."""
+        return self.credentials if named or not any(map(os.environ.get, VARIABLES)) else {}
+
     @property
     def how(self) -> str:
         """What the credentials are, without a secret."""
@@ -64,7 +81,7 @@ class Profile:
 
 @dataclass(slots=True)
 class Profiles:
-    """All profiles of a user, and the one that commands use if nothing else is said."""
+    """All profiles of a user, and the one in use: it counts if nothing else is said."""
 
     path: Path
     by_name: dict[str, Profile] = field(default_factory=dict)
@@ -114,7 +131,7 @@ class Profiles:
         self.by_name[name] = profile
 
     def use(self, name: str) -> None:
-        """Choose the profile that commands use if nothing else is said. Raises NotFound."""
+        """Choose the profile that counts if nothing else is said. Raises NotFound."""
         self.get(name)
         self.current = name
 
@@ -140,6 +157,24 @@ class Profiles:
             others = profile.credentials | profile.tls_files | named
             lines += [f"{key} = {_quoted(value)}" for key, value in others.items()]
         return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def choose_profile(named: str | None, url: str | None) -> Profile | None:
+    """Return the profile that counts beside what is given; None if there is none, or if the broker is named without
+    it. Raises NotFound, Refused and Invalid."""
+    if named is None and (url is not None or os.environ.get(URL_VARIABLE)):
+        return None
+    profiles = Profiles.load()
+    name = named or os.environ.get(PROFILE_VARIABLE) or profiles.current
+    return profiles.get(name) if name else None
+
+
+def with_tls_of_profile(given: Mapping[str, T], files: Mapping[str, str]) -> dict[str, T | str]:
+    """Return options of TLS that are given, and files of a profile for the others. A certificate and its key come from
+    one place."""
+    if "tls_cert_file" in given or "tls_key_file" in given:
+        files = {name: path for name, path in files.items() if name == "tls_ca_file"}
+    return {**files, **given}
 
 
 def profiles_path() -> Path:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .tls import ClientTls
 
 URL_VARIABLE: Final = "DANUBE_URL"
+PROFILE_VARIABLE: Final = "DANUBE_PROFILE"
 DEFAULT_URL: Final = "danube://127.0.0.1:6655"
 
 CA_FILE_VARIABLE: Final = "DANUBE_TLS_CA_FILE"

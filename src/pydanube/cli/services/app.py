@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from pydanube.cli.credential_options import chosen_credentials, show_to_children
-from pydanube.cli.options import examples, json_option_with, url_option
+from pydanube.cli.options import examples, json_option_with, optional_url_option
 from pydanube.cli.output import emit_json, fail, table, wants_json
 from pydanube.cli.standard_streams import write_lines_at_once, write_logs_in_background
 from pydanube.cli.synonyms import Group
 from pydanube.cli.tls_options import tls_options
 from pydanube.model.errors import Invalid
-from pydanube.runtime.environment import DEFAULT_URL
 
 if TYPE_CHECKING:
     from pydanube.app import App
@@ -58,8 +57,10 @@ danube app run shop:app --reload                        for development: starts 
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address of health and metrics.")
 @click.option("--drain", type=click.FloatRange(0), metavar="SECONDS", help="How long calls may take to end.")
-@url_option
-def run(target: str, workers: int, reload: bool, port: int | None, host: str, drain: float | None, url: str) -> None:
+@optional_url_option
+def run(
+    target: str, workers: int, reload: bool, port: int | None, host: str, drain: float | None, url: str | None
+) -> None:
     """Run the handlers of an app until SIGTERM or Ctrl-C.
 
     Prints one line on stdout for each process when it receives: "danube app ready handlers=3 http=127.0.0.1:9100". Logs
@@ -72,11 +73,10 @@ def run(target: str, workers: int, reload: bool, port: int | None, host: str, dr
     telemetry.configure()
     write_lines_at_once()
     drain_logs = write_logs_in_background()
-    where = None if url == DEFAULT_URL else url
     if workers > 1 or reload:
-        _supervise(target, workers, reload, port, host, drain, where)
+        _supervise(target, workers, reload, port, host, drain, url)
     else:
-        _serve(_load(target), host, port, drain, where)
+        _serve(_load(target), host, port, drain, url)
         leave(0, drain_logs)
 
 

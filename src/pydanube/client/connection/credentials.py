@@ -40,6 +40,7 @@ AnyToken = str | Path | TokenSupplier
 TOKEN_VARIABLE: Final = "DANUBE_TOKEN"  # noqa: S105  the name of a variable
 API_KEY_VARIABLE: Final = "DANUBE_API_KEY"
 TOKEN_FILE_VARIABLE: Final = "DANUBE_TOKEN_FILE"  # noqa: S105
+VARIABLES: Final = (TOKEN_VARIABLE, API_KEY_VARIABLE, TOKEN_FILE_VARIABLE)
 
 RENEW_AFTER: Final = 0.8
 """The part of its time after which a token is replaced."""
@@ -80,8 +81,7 @@ class ClientCredentials:
     @classmethod
     def of_environment(cls, environ: Mapping[str, str]) -> ClientCredentials:
         """Return the credentials that the environment names. An empty variable counts as unset. Raises Invalid."""
-        variables = TOKEN_VARIABLE, API_KEY_VARIABLE, TOKEN_FILE_VARIABLE
-        name, text = _only_one({one: environ[one] for one in variables if environ.get(one)}, "set")
+        name, text = _only_one({one: environ[one] for one in VARIABLES if environ.get(one)}, "set")
         if text is None:
             return NO_CREDENTIALS
         try:
