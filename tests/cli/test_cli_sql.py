@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -125,3 +128,14 @@ def test_what_cannot_be_answered_is_one_line(danube: Danube, arguments: list[str
     assert done.stdout == ""
     if code == 1:
         assert done.stderr.startswith("danube: ") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("topics")
+def test_a_query_does_not_wait_for_pandas(served: object, tmp_path: Path) -> None:
+    """Arrow imports it, if it is there, to look whether values are of a class of it."""
+    (tmp_path / "pandas.py").write_text("import sys\nsys.exit('pandas is imported')\n")
+    command = [sys.executable, "-m", "pydanube.cli", "sql", f"select count(*) n from `{USERS}`", "--json"]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path), "DANUBE_URL": served.url}  # type: ignore[attr-defined]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout) == (0, '{"n": 2}\n'), done.stderr

@@ -142,9 +142,10 @@ def run(arguments: list[str] | None = None) -> NoReturn:
 
 
 def _outcome(arguments: list[str] | None) -> tuple[int, str]:
-    """Run one command; return its exit code, and what failed in one line."""
+    """Run one command; return its exit code, and what failed in one line. The context's `obj` is whether the process
+    runs nothing else."""
     try:
-        status = cli.main(arguments, prog_name="danube", standalone_mode=False)
+        status = cli.main(arguments, prog_name="danube", standalone_mode=False, obj=arguments is None)
     except SystemExit as ended:
         status = ended.code
     except click.Abort:

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -135,6 +136,7 @@ def _engine(engine: str | None, master: str | None) -> str:
 
 
 def _run_in_duckdb(text: str, url: str, raw: bool, on_decode_error: str | None, most: int) -> pyarrow.Table:
+    _leave_out_pandas()
     try:
         from pydanube.cli.spark.duckdb_query import parse_query, read_topics, run_query
 
@@ -151,6 +153,21 @@ def _run_in_duckdb(text: str, url: str, raw: bool, on_decode_error: str | None, 
         raise Invalid(told + advice) from None
     except ModuleNotFoundError as error:
         fail(f"danube sql needs {error.name}, which is not installed: pip install 'pydanube[sql]'")
+
+
+class _WithoutPandas(MetaPathFinder):
+    """Says that pandas is not installed."""
+
+    def find_spec(self, fullname: str, *_: object) -> None:
+        if fullname == "pandas":
+            raise ModuleNotFoundError("danube sql leaves out pandas", name=fullname)
+
+
+def _leave_out_pandas() -> None:
+    """Keep Arrow from importing pandas, which takes longer than a small query: it would only look whether values are of
+    a class of pandas. Does nothing in a process that is not this command alone."""
+    if click.get_current_context().obj:
+        sys.meta_path.insert(0, _WithoutPandas())
 
 
 def _run_in_spark(text: str, url: str, raw: bool, options: dict[str, str], master: str, most: int) -> pyarrow.Table:
