@@ -257,7 +257,7 @@ class FakeQuery:
     """A streaming query of Spark that does what the test says."""
 
     def __init__(self, run: str) -> None:
-        self.run = run
+        self.run = self.runId = run
         self.isActive = True
         self.error: Exception | None = None
         self.recentProgress: list[FakeProgress] = []

@@ -204,6 +204,78 @@ def test_an_expectation_that_must_hold_fails_the_run_and_names_the_message(
         client.partitions("/default/copy")
 
 
+class Patience:
+    """A flag that is set after so many looks: a run that goes on until then has not done what it should."""
+
+    def __init__(self, looks: int) -> None:
+        self._left = looks
+
+    def is_set(self) -> bool:
+        self._left -= 1
+        return self._left < 0
+
+
+TRIED_ONCE = """
+name: tried-once
+checkpoint: checkpoint
+sources:
+  words: {topic: /default/words}
+transforms:
+  failed: {function: "tried_once:FAILING", inputs: [words]}
+sinks:
+  first: {from: failed, format: noop}
+"""
+FAILS_FIRST = """
+import threading
+
+from pyspark import TaskContext
+from pyspark.sql import functions as f
+
+import pydanube
+
+
+def invalid(words):
+    def convert(payload):
+        if TaskContext.get().attemptNumber():
+            threading.Event().wait()
+        raise pydanube.Invalid("there is no such order")
+
+    return words.select(f.udf(convert)("payload").alias("payload"))
+
+
+def cast(words):
+    def convert(payload):
+        if TaskContext.get().attemptNumber():
+            threading.Event().wait()
+        return "no number"
+
+    return words.select(f.udf(convert)("payload").cast("int").cast("string").alias("payload"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("failing", "said"), [("invalid", "there is no such order"), ("cast", "The value 'no number' of the type")]
+)
+def test_a_task_whose_error_would_come_again_is_tried_once(
+    spark: SparkSession,
+    broker: Broker,
+    client: pydanube.BlockingClient,
+    tmp_path: Path,
+    failing: str,
+    said: str,
+) -> None:
+    """The second try, which Spark begins at once, would last for ever."""
+    client.create_topic("/default/words")
+    with client.producer("/default/words") as producer:
+        producer.send(b"a")
+    (tmp_path / "tried_once.py").write_text(FAILS_FIRST)
+    options = RunOptions(servers=broker.url, spark=spark, once=True)
+    patience = Patience(600)
+    with pytest.raises(Refused, match="sink first: ") as raised:
+        run(write(tmp_path, TRIED_ONCE.replace("FAILING", failing)), options, stop=patience, interrupt=patience)
+    assert said in raised.value.message
+
+
 def refused(spark: SparkSession, broker: Broker, file: Path) -> str:
     with pytest.raises(Refused) as raised:
         run(file, RunOptions(servers=broker.url, spark=spark, once=True))

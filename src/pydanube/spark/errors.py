@@ -1,4 +1,4 @@
-"""Finds the reason in what Spark raises, so that commands can print one line."""
+"""Finds the reason in what Spark raises, so that commands can print one line, and whether it would come again."""
 
 from __future__ import annotations
 
@@ -33,6 +33,16 @@ def python_error(text: str) -> str | None:
     if name == "ModuleNotFoundError":
         message += ", in the Python that Spark runs: set PYSPARK_PYTHON to one that has it, on every machine"
     return f"{name}: {message}"
+
+
+_COMES_AGAIN: Final = re.compile(r"pydanube\.model\.errors\.(Invalid|Corrupt): |SQLSTATE: (22|42|0A|P0)\w{3}")
+"""Of the classes of SQLSTATE, 22 is about values (a cast or a division), 42 about names and types, 0A about what Spark
+cannot do, and P0 is what SQL itself raises: `raise_error`, or an expectation that must hold."""
+
+
+def comes_again(text: str) -> bool:
+    """Return whether an error with this text would come again: something must be changed first."""
+    return _COMES_AGAIN.search(text) is not None
 
 
 _OUR_LINE: Final = re.compile(r"pydanube\.model\.errors\.\w+: (.*)")

@@ -225,9 +225,14 @@ def wait_for(query: StreamingQuery, signals: StopSignals, progress: Callable[[],
     """Wait until a streaming query has ended, by itself or after its batch because of a signal.
 
     A second signal ends it at once, and raises click.Abort. `progress` is called several times a second. Raises the
-    query's error.
+    query's error, or that of a task which every further try would repeat.
     """
+    from pydanube.spark.failed_tasks import lasting_failure
+
     while query.isActive and not signals.stop.is_set():
+        if (error := lasting_failure(query)) is not None:
+            query.stop()
+            raise RuntimeError(error)
         progress()
         signals.wait(POLL_SECONDS)
     if query.isActive:

@@ -164,7 +164,7 @@ class _problems_at:  # noqa: N801  reads as a statement
         return self._place.place_of(int(found[1]), int(found[2]) + 1) if found else self._place.place
 
 
-def explain(error: BaseException) -> str:
+def explain(error: BaseException | str) -> str:
     """Return the message of an error of Spark in one line: that of our own error or of another of Python's, if there is
     one in it."""
     text = str(error)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Collection
 from typing import Any, Final
 
@@ -11,6 +10,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pydanube.model.errors import DanubeError
+from pydanube.spark.errors import comes_again
+from pydanube.spark.failed_tasks import lasting_failure
 
 from .definition import Trigger
 from .expectations import NOT_MET
@@ -23,10 +24,6 @@ BACKOFF_SECONDS: Final = 1.0
 """Before the first retry; it grows by BACKOFF_FACTOR."""
 BACKOFF_FACTOR: Final = 4.0
 
-_COMES_AGAIN: Final = re.compile(r"pydanube\.model\.errors\.(Invalid|Corrupt): |SQLSTATE: (22|42|0A)\w{3}")
-"""In the text of an error that would come again: something must be changed first. Of the classes of SQLSTATE 22 is
-about values (a cast or a division), 42 about names and types, and 0A about what Spark cannot do."""
-
 _WORKING: Final = frozenset({"Processing new data", "No new data but cleaning up state"})
 """What Spark says about a query while it runs a batch."""
 
@@ -37,7 +34,7 @@ class PipelineQuery:
     A query that fails is started again, and repeats the batch that it had not completed; other queries do not notice.
     After RETRIES_MAX retries without a completed batch it has failed for good, and `status.error` says why. An
     expectation that is not met, what Spark refuses when the query is built, and what is invalid fail at once: they
-    would fail again.
+    would fail again. Spark's own tries of the task that failed are not waited for.
     """
 
     def __init__(self, status: QueryStatus, graph: Graph, trigger: Trigger, counted: Collection[str]) -> None:
@@ -65,10 +62,14 @@ class PipelineQuery:
             if now >= self._start_at:
                 self._start(now)
             return
-        active = self._query.isActive
+        query, active = self._query, self._query.isActive
         self._report_batches(report)
         if not active:
-            self._ended(self._query, now)
+            self._ended(query, now)
+        elif (error := lasting_failure(query)) is not None:
+            self._query = None
+            self._fail(_told(error))
+            query.stop()
 
     def _start(self, now: float) -> None:
         try:
@@ -94,12 +95,9 @@ class PipelineQuery:
         if error is None:
             self.status.state = "done" if self._trigger.kind == "available-now" else "stopped"
             return
-        said = explain(error)
+        said = _told(str(error))
         self._failures += 1
-        if NOT_MET in str(error):
-            told = str(error).partition(NOT_MET)[2].splitlines()[0].partition(" SQLSTATE:")[0]
-            self._fail(f"{NOT_MET}{told}")
-        elif _COMES_AGAIN.search(str(error)):
+        if NOT_MET in said or comes_again(str(error)):
             self._fail(said)
         elif self._failures > RETRIES_MAX:
             self._fail(f"failed {self._failures} times: {said}")
@@ -163,6 +161,13 @@ class PipelineQuery:
     def _mark_stopped(self) -> None:
         if not self.ended:
             self.status.state = "stopped"
+
+
+def _told(error: str) -> str:
+    """Return the message of an error of Spark in one line."""
+    if NOT_MET in error:
+        return NOT_MET + error.partition(NOT_MET)[2].splitlines()[0].partition(" SQLSTATE:")[0]
+    return explain(error)
 
 
 def _document(progress: Any) -> dict[str, Any]:
