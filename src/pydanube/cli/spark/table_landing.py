@@ -230,9 +230,9 @@ def wait_for(query: StreamingQuery, signals: StopSignals, progress: Callable[[],
     from pydanube.spark.failed_tasks import lasting_failure
 
     while query.isActive and not signals.stop.is_set():
-        if (error := lasting_failure(query)) is not None:
+        if (failure := lasting_failure(query)) is not None:
             query.stop()
-            raise RuntimeError(error)
+            raise RuntimeError(failure)
         progress()
         signals.wait(POLL_SECONDS)
     if query.isActive:
