@@ -67,6 +67,7 @@ from pydanube.broker.topics.expiration import Expiration
 from pydanube.broker.topics.listing import Listing
 from pydanube.broker.topics.namespaces import Namespaces
 from pydanube.broker.topics.policies import PolicyAdministration
+from pydanube.broker.topics.stored_messages import StoredMessages
 from pydanube.broker.topics.topic_deletion import TopicDeletion
 from pydanube.broker.topics.topics import Topics
 from pydanube.core.access import BROKER, Action, Authorizer, Principal
@@ -240,6 +241,7 @@ class Broker:
         self.moves = Moves(context, self._partitions)
         self.leftovers = Leftovers(context, self.publisher, self.decompression)
         self.maintenance = Maintenance(context, self._partitions, self.leftovers)
+        self.messages = StoredMessages(context, self._partitions, self.decompression, self.unread)
         visibility = Visibility(registry, authorizer, clock)
         self.topics = Topics(context, self._partitions, self._levels, self._deletion, self._takeover, visibility)
         self.namespaces = Namespaces(context, visibility)

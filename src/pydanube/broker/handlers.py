@@ -441,6 +441,7 @@ HANDLERS: Final[Mapping[type[Operation[Any]], Handler]] = dict(
         _by(topics.AskTopicUse, lambda b, c, asked: topics.TopicUse(b.peer_requests.topic_use(c.principal, asked))),
         _by(topics.GetStatistics, _get_statistics),
         _by(topics.FindOffset, _find_offset),
+        _by(topics.ReadMessages, lambda b, c, asked: b.messages.read(c.principal, asked)),
         _by(topics.SalvageTopic, _salvage),
         _by(topics.MoveTopic, lambda b, _, asked: b.moves.move(asked)),
         _by(topics.DeleteTopic, lambda b, c, asked: b.topics.delete(c.principal, asked.topic, asked.expected)),

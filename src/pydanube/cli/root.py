@@ -58,6 +58,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "profile": ("setup.profile:profile", "Name brokers and their credentials, for --profile."),
     "config": ("setup.config:config", "Show and check the configuration."),
     "certs": ("security.certs:certs", "Create certificates for development."),
+    "console": ("setup.console:console", "Show a broker in a browser."),
     "demo": ("setup.demo:demo", "Show a live feed, a broker that is killed, and that nothing is lost."),
     "generate": ("setup.generate:generate", "Print or write files for the programs around a broker."),
     "debug": ("setup.debug:debug", "Collect what a report of a problem needs."),

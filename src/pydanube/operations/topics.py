@@ -14,6 +14,7 @@ from pydanube.model.cluster import PartitionMoved
 from pydanube.model.gaps import NO_GAPS
 from pydanube.model.leftovers import Loss, SalvageStep
 from pydanube.model.limits import NAME_CHARACTERS_MAX, PARTITIONS_MAX
+from pydanube.model.messages import StoredMessage
 from pydanube.model.names import TopicName
 from pydanube.model.paging import TOPIC_NUMBERS, NamePage, TopicPage
 from pydanube.model.positions import EARLIEST, Position
@@ -30,6 +31,9 @@ _AckLevel = Annotated[str, Meta(extra_json_schema={"enum": [str(one) for one in 
 _ORDERS: Final = TopicName("default", "orders")
 _TOPIC_ORDERS: Final = [f"{way}{one}" for way in ("", "-") for one in ("name", *TOPIC_NUMBERS)]
 _PATH: Final = "/topics/{namespace}/{topic}"
+
+READ_AT_ONCE: Final = 500
+"""The most messages that one read returns."""
 
 _rest = partial(Rest, tag="topics")
 
@@ -322,6 +326,29 @@ class FindOffset(Operation[Offset], tag="offset.find"):
     partition: int
     position: Position
     """The position whose offset is asked for."""
+    own_only: bool = False
+
+
+class MessagesRead(msgspec.Struct):
+    """Messages in order, as many as fit the answer."""
+
+    messages: list[StoredMessage]
+    next_offset: int
+    """Where the next read goes on."""
+    end_offset: int
+    """The end of the partition; there, a reader has seen everything."""
+
+
+class ReadMessages(Operation[MessagesRead], tag="topic.read"):
+    """Read stored messages of a partition from a position on, without a subscription."""
+
+    needs = on_topic(Action.READ)
+    where = TheOwner()
+    rest = "readMessages shows the payloads in the form that is asked for"
+    topic: TopicName
+    partition: int
+    start: Position
+    messages_max: int = READ_AT_ONCE
     own_only: bool = False
 
 

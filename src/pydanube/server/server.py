@@ -13,7 +13,7 @@ import importlib.util
 import ssl
 import sys
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
@@ -834,8 +834,11 @@ def _refuse_own_store(settings: Settings) -> None:
         )
 
 
-async def run(settings: Settings) -> None:
-    """Serve until a signal of `runtime.signals` comes; a second SIGTERM or SIGINT ends the drain at once."""
+async def run(
+    settings: Settings, beside: Callable[[str], AbstractAsyncContextManager[None]] = lambda _: nullcontext()
+) -> None:
+    """Serve until a signal of `runtime.signals` comes; a second SIGTERM or SIGINT ends the drain at once. `beside` is
+    given the address of the HTTP listener, and what it returns is open while the broker serves."""
     sys.setswitchinterval(SWITCH_SECONDS)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -849,7 +852,8 @@ async def run(settings: Settings) -> None:
     gc.freeze()  # what was imported and opened stays: the collector can skip it
     print(server.ready_line, flush=True)  # noqa: T201 - the contract: one readiness line on stdout
     notify("READY=1")
-    await stop.wait()
+    async with beside(server.http_url):
+        await stop.wait()
     log.info("broker.stopping")
     notify("STOPPING=1")
     task = asyncio.current_task()

@@ -6,6 +6,10 @@ import asyncio
 import errno
 import os
 import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import click
@@ -14,6 +18,8 @@ from pydanube.cli.options import config_option, examples
 from pydanube.cli.output import fail
 from pydanube.cli.standard_streams import write_in_background
 from pydanube.cli.synonyms import Command
+
+from .console import check_console_extra
 
 PORT = click.IntRange(0, 65_535)
 
@@ -45,6 +51,8 @@ DANUBE_LOGGING_LEVEL=debug danube serve         'danube config show' lists every
 @click.option("--no-grpc", is_flag=True, help="Open no listener for the Danube gRPC API.")
 @click.option("--no-admin", is_flag=True, help="Open no listener for the Danube gRPC admin API.")
 @click.option("--no-http", is_flag=True, help="Open no HTTP listener.")
+@click.option("--console", "with_console", is_flag=True, help="Start 'danube console' too (extra `console`).")
+@click.option("--console-port", type=PORT, default=8651, show_default=True, help="Its port; 0 chooses one.")
 @config_option
 def serve(
     data_dir: Path | None,
@@ -59,6 +67,8 @@ def serve(
     no_grpc: bool,
     no_admin: bool,
     no_http: bool,
+    with_console: bool,
+    console_port: int,
     path: Path | None,
 ) -> None:
     """Start a broker.
@@ -88,13 +98,32 @@ def serve(
         "grpc.admin": False if no_admin else None,
     }
     settings = Settings.load(path, os.environ, overrides)
+    if with_console:
+        check_console_extra()
+        if not settings.server.http:
+            raise click.UsageError("--console asks the HTTP listener, which is off (--no-http, server.http = false)")
     telemetry.configure(settings.logging.level, settings.logging.json)
     try:
-        asyncio.run(run(settings))
+        asyncio.run(run(settings, partial(_console, console_port)) if with_console else run(settings))
     except (asyncio.CancelledError, KeyboardInterrupt):
         fail("stopped at once; what was not acked may be lost, what was acked is not")
     except OSError as error:
         fail(_explain(error, settings.server.host, settings.server.data_dir))
+
+
+@asynccontextmanager
+async def _console(port: int, http_url: str) -> AsyncIterator[None]:
+    """Run the console of a broker as a process of its own, which says on stdout where it is."""
+    address = http_url.replace("0.0.0.0", "127.0.0.1").replace("[::]", "[::1]")  # noqa: S104 - not listened on
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "pydanube.cli", "console", "--url", address, "--port", str(port)
+    )
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            process.terminate()
+        await process.wait()
 
 
 def _explain(error: OSError, host: str, data_dir: Path) -> str:

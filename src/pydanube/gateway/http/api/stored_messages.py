@@ -1,15 +1,19 @@
-"""Stored messages as administrators see them in JSON: peeked from a backlog, or dead letters."""
+"""Stored messages as administrators see them in JSON: read from a topic, peeked from a backlog, or dead letters."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from pydanube.gateway.http.data.messages import PayloadForm, shown_payload
 from pydanube.model.messages import StoredMessage
-from pydanube.model.positions import datetime_from_micros
+from pydanube.model.positions import Position, datetime_from_micros
+from pydanube.operations.topics import READ_AT_ONCE, ReadMessages
+
+from .operations import TOPIC_PATH, ApiCall, Operation
+from .paging import PartitionIndex
 
 
 class ShownMessage(msgspec.Struct):
@@ -53,4 +57,50 @@ def show(message: StoredMessage, form: PayloadForm) -> ShownMessage:
 
 EXAMPLE: Final = ShownMessage(
     0, 950, datetime(2026, 1, 31, 12, tzinfo=UTC), datetime(2026, 1, 31, 12, tzinfo=UTC), "hello", key="user-1"
+)
+
+
+class MessageQuery(msgspec.Struct):
+    partition: PartitionIndex = 0
+    """The partition that is read."""
+    start: str = "earliest"
+    """The position of the first message: an offset, a time, earliest or latest; `next` of the page before."""
+    limit: Annotated[int, msgspec.Meta(ge=1, le=READ_AT_ONCE)] = 100
+    """The most messages. There are fewer if they are large."""
+    payload: PayloadForm = "text"
+    """How payloads are written: text (or payload_base64 if it is not UTF-8), json (as a value if it is one), base64."""
+
+
+class MessagePage(msgspec.Struct):
+    """Messages of one partition, in order."""
+
+    messages: list[ShownMessage]
+    next: int
+    """The offset at which the next page begins."""
+    end: int
+    """The end of the partition: at `next` = `end` there is nothing more for now."""
+
+
+async def _read(call: ApiCall) -> MessagePage:
+    query: MessageQuery = call.query
+    asked = ReadMessages(
+        topic=call.topic, partition=query.partition, start=Position.parse(query.start), messages_max=query.limit
+    )
+    found = await call.broker.messages.read(call.principal, asked)
+    return MessagePage([show(one, query.payload) for one in found.messages], found.next_offset, found.end_offset)
+
+
+OPERATIONS: Final = (
+    Operation(
+        method="GET",
+        path=f"{TOPIC_PATH}/messages",
+        name="readMessages",
+        summary="Read stored messages of a partition, without a subscription",
+        tag="data",
+        handler=_read,
+        query=MessageQuery,
+        reply=MessagePage,
+        reply_example=MessagePage([EXAMPLE], 951, 1_000),
+        errors=(409,),
+    ),
 )

@@ -12,6 +12,7 @@ from . import (
     consuming,
     dead_letters,
     publishing,
+    stored_messages,
     subscriptions,
 )
 from .declared import rest_operations
@@ -21,6 +22,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *brokers.OPERATIONS,
     *subscriptions.OPERATIONS,
     *dead_letters.OPERATIONS,
+    *stored_messages.OPERATIONS,
     *publishing.OPERATIONS,
     *consuming.OPERATIONS,
     *(one for kind in HANDLERS for one in rest_operations(kind)),
