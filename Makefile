@@ -101,7 +101,7 @@ format: setup ## format the code as `make check` wants it
 
 # loadgroup: what is marked as a group, as all tests of Spark's JVM are, stays in one worker and is dealt first.
 # ONLY=file::test make ... runs that alone, in the environment of the target.
-ELSEWHERE := not soak and not stores and not spark_kill and not etcd
+ELSEWHERE := not soak and not stores and not spark_kill and not etcd and not browser
 RUN = $(PYTEST) $(if $(ONLY),"$$ONLY",$(1))
 
 test: setup danube-client ## run the tests, those of Spark included (about eight minutes on two cores)
@@ -120,6 +120,21 @@ test-pythons: ## run the tests on every Python from 3.11 on that is on this mach
 	  echo "Python $$version"; \
 	  $(MAKE) --no-print-directory test PYTHON=$$python VENV=.venv-$$version || exit 1; \
 	done
+
+BROWSER := $(VENV)/browser
+BROWSER_STAMP := $(BROWSER)/.installed
+
+# Beside the packages of .venv; axe-core is a file of an npm package.
+$(BROWSER_STAMP): tests/browser/requirements.txt | $(STAMP)
+	@mkdir -p $(BROWSER)
+	$(call install,$(BIN)/python,What drives the browser,--target $(BROWSER) -r tests/browser/requirements.txt)
+	@cd $(BROWSER) && npm pack --silent axe-core@4.14.1 >/dev/null && tar xzf axe-core-*.tgz --strip 1 package/axe.min.js || \
+	  echo "axe-core could not be had from npm: pages are not checked for accessibility" >&2
+	@touch $(BROWSER_STAMP)
+
+test-browser: setup $(BROWSER_STAMP) ## the console in Debian's Chromium: every page, used and photographed (build/browser)
+	@command -v chromium >/dev/null || { echo "There is no chromium: apt install chromium" >&2; exit 1; }
+	PYTHONPATH=$(abspath $(BROWSER)) DANUBE_AXE=$(abspath $(BROWSER)) $(call RUN,-n 0 -m browser tests/browser)
 
 test-spark: setup ## Spark under kill -9, on a cluster of its own and through Spark Connect
 	$(PYTEST) -m "spark_kill and not soak" --timeout 600 tests/spark tests/docs

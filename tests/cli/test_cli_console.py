@@ -1,4 +1,4 @@
-"""`danube console` and `danube serve --console` as processes: they say where they are, serve pages, and end in order."""
+"""`danube console` and `danube serve --console` as processes: they say where they are, and end in order."""
 
 from __future__ import annotations
 

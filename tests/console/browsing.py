@@ -85,4 +85,6 @@ async def fill(url: str) -> None:
                 message = await consumer.receive(timeout=60)
                 await (consumer.reject(message, f"no such cup {SCRIPT}") if number == 2 else consumer.ack(message))
             await consumer.flush()
+        async with client.reader(LETTERS, start="earliest") as letters:
+            await anext(aiter(letters))  # it is written after the consumer was answered
         await client.schemas.register(SUBJECT, '{"type": "object"}', format="json")

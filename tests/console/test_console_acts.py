@@ -79,7 +79,8 @@ async def test_a_person_sees_and_does_what_the_broker_allows(secured: tuple[Brow
     listed = await browser.get("/topics")
     assert "/default/mine" in listed
     assert "/default/yours" not in listed
-    await browser.get("/topics/default/yours", 404)
+    denied, unknown = [await browser.get(f"/topics/default/{name}", 403) for name in ("yours", "none")]
+    assert denied.replace("yours", "none") == unknown
     page = await browser.send(
         act("delete-topic", topic="/default/mine"), 403, topic="/default/mine", typed="/default/mine"
     )

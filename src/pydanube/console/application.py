@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from secrets import compare_digest
 from typing import Final
+from urllib.parse import parse_qsl
 
 import httpx2
 from starlette.applications import Starlette
@@ -18,6 +19,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pydanube.model.limits import MESSAGE_BYTES_MAX
 from pydanube.runtime.clock import Clock, SystemClock
 
 from . import acts, pages
@@ -32,6 +34,8 @@ HEADERS: Final = {
     "referrer-policy": "same-origin",
     "cache-control": "no-store",
 }
+FORM_BYTES_MAX: Final = 3 * MESSAGE_BYTES_MAX
+"""A payload whose every byte is written with three characters."""
 STATIC: Final = Path(__file__).parent / "static"
 
 Page = Callable[[View], Awaitable[Response]]
@@ -51,7 +55,7 @@ class Console:
 
         async def answer(request: Request) -> Response:
             session = self._sessions.find(request.cookies.get(COOKIE))
-            form = await request.form(max_files=0) if request.method == "POST" else None
+            form = await _form(request) if request.method == "POST" else None
             view = View(request, session, self._rest.signed_in(session.credential), self._clock, form)
             if form is not None and not compare_digest(view.field("form_token"), session.form_token):
                 return view.page("problem.html", 403, title="Not sent", problem="This page was too old: open it anew.")
@@ -121,6 +125,16 @@ def application(
         middleware=[Middleware(_Headers), Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))],
         lifespan=lifespan,
     )
+
+
+async def _form(request: Request) -> dict[str, str]:
+    """Return the fields of a form; of one that is larger than a message may be, none."""
+    received = bytearray()
+    async for part in request.stream():
+        received += part
+        if len(received) > FORM_BYTES_MAX:
+            return {}
+    return dict(parse_qsl(received.decode("utf-8", "replace"), keep_blank_values=True))
 
 
 class _Headers:

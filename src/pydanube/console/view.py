@@ -9,7 +9,6 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from starlette.datastructures import FormData
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
@@ -41,7 +40,7 @@ class View:
     """What the function of a page works with."""
 
     def __init__(
-        self, request: Request, session: Session, rest: RestApi, clock: Clock, form: FormData | None = None
+        self, request: Request, session: Session, rest: RestApi, clock: Clock, form: dict[str, str] | None = None
     ) -> None:
         self.request = request
         self.session = session
@@ -65,8 +64,7 @@ class View:
     def field(self, name: str) -> str:
         """Return a field of the form, empty if it has none of this name."""
         assert self.form is not None
-        value = self.form.get(name, "")
-        return value if isinstance(value, str) else ""
+        return self.form.get(name, "")
 
     async def parts(self, *asked: Awaitable[Json]) -> list[Part]:
         """Ask everything at once. A part that is refused or whose broker is away says so; the others stay. Raises
