@@ -23,6 +23,7 @@ MODULES = sorted((ROOT / "src").rglob("*.py"))
 
 HOSTS = {
     "keepachangelog.com",
+    "picocss.com",
     "semver.org",
     "www.apache.org",
     "apache.org",

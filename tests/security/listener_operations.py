@@ -261,6 +261,7 @@ REST: Final[dict[str, Sent]] = {
     "streamSubscription": Sent(CONSUME, None),
     "connectWebSocket": Sent(CONSUME, None),
     "streamTopic": Sent(READ, None),
+    "readMessages": Sent(READ, None),
 }
 
 _ADMIN: Final = "danube_admin"

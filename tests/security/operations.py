@@ -43,6 +43,7 @@ from pydanube.operations.subscriptions import (
     PeekMessages,
     Settle,
 )
+from pydanube.operations.topics import ReadMessages
 from pydanube.runtime.clock import SystemClock
 from pydanube.runtime.long_work import Slices
 
@@ -140,6 +141,9 @@ FACADE: Final[dict[str, Row]] = {
     "describe": Row(SEE_CLUSTER, lambda w, p: w.broker.describe(p)),
     "fetch": Row(READ, lambda w, p: w.broker.fetch(p, TOPIC, 0, EARLIEST, 1000, 0)),
     "topics.find_offset": Row(READ, lambda w, p: w.broker.topics.find_offset(p, TOPIC, 0, LATEST)),
+    "messages.read": Row(
+        READ, lambda w, p: w.broker.messages.read(p, ReadMessages(topic=TOPIC, partition=0, start=EARLIEST))
+    ),
     "topics.names": Row(ANYONE, lambda w, p: w.broker.topics.names(p, "default")),
     "topics.lookup": Row(DESCRIBE, lambda w, p: w.broker.topics.lookup(p, TOPIC, True)),
     "metric_families": Row(ANYONE, lambda w, p: w.broker.metric_families(p)),

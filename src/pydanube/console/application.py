@@ -28,7 +28,9 @@ from .sessions import COOKIE, IDLE_S_MAX, Session, Sessions
 from .view import View
 
 HEADERS: Final = {
-    "content-security-policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
+    # Pico draws the arrow of a select with an image in its style sheet.
+    "content-security-policy": "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; "
+    "form-action 'self'",
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
     "referrer-policy": "same-origin",

@@ -22,7 +22,7 @@ HTTP_PORT: Final = 8650
     epilog=examples(
         """
 danube console                                                  for the broker of this machine
-danube console --url http://10.0.0.1:8650,http://10.0.0.2:8650  whichever answers
+danube console --url http://a:8650,http://b:8650  whichever answers
 danube console --host 0.0.0.0 --allowed-host console.example.com
 """
     ),

@@ -8,12 +8,12 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from pydanube.gateway.http.data.messages import PayloadForm, shown_payload
+from pydanube.model.limits import NAME_CHARACTERS_MAX
 from pydanube.model.messages import StoredMessage
 from pydanube.model.positions import Position, datetime_from_micros
 from pydanube.operations.topics import READ_AT_ONCE, ReadMessages
 
-from .operations import TOPIC_PATH, ApiCall, Operation
-from .paging import PartitionIndex
+from .operations import TOPIC_PATH, ApiCall, Operation, PartitionIndex
 
 
 class ShownMessage(msgspec.Struct):
@@ -63,7 +63,7 @@ EXAMPLE: Final = ShownMessage(
 class MessageQuery(msgspec.Struct):
     partition: PartitionIndex = 0
     """The partition that is read."""
-    start: str = "earliest"
+    start: Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS_MAX)] = "earliest"
     """The position of the first message: an offset, a time, earliest or latest; `next` of the page before."""
     limit: Annotated[int, msgspec.Meta(ge=1, le=READ_AT_ONCE)] = 100
     """The most messages. There are fewer if they are large."""
