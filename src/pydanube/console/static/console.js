@@ -36,7 +36,7 @@ function drawCharts() {
     const data = [seen.map(([at]) => at / 1000), seen.map(([, value]) => value)];
     const chart = charts.get(name);
     if (chart && place.contains(chart.root)) { chart.setData(data); continue; }
-    const axis = {stroke: getComputedStyle(document.body).color, grid: {stroke: "rgba(128,128,128,.15)"}, size: 55};
+    const axis = {stroke: getComputedStyle(document.body).color, grid: {stroke: "rgba(128,128,128,.15)"}, size: 64};
     charts.set(name, new uPlot({
       width: place.clientWidth, height: 150, cursor: {show: false}, legend: {show: false}, title: place.dataset.label,
       scales: {y: {range: (_, low, high) => [0, Math.max(1, high * 1.1)]}},
