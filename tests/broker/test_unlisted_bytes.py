@@ -193,6 +193,7 @@ async def test_a_takeover_that_fails_counts_nothing(tmp_path: Path) -> None:
             await client_of(broker).read_all()
         assert total(broker) == 0
         refused.end()
+        broker._partitions.try_again()
         assert await client_of(broker).read_all() == [(0, PAYLOAD)]
 
 

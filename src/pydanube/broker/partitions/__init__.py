@@ -8,6 +8,7 @@ ownership, partition_recovery
                         what opening does: fence the former owner, then read back what it left
 partition               what both kinds of partitions share
 stored_partition        a partition of a reliable topic: publish, fetch, trim
+opening_pauses          when a partition that could not be opened is tried again
 non_reliable_partition  a partition of a non-reliable topic: delivers at once and keeps nothing
 publish_checks          whether a batch is whole and within the topic's limits
 decompression           how much one turn of the loop unpacks

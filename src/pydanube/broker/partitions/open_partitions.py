@@ -10,8 +10,8 @@
 ```
 
 Callers that ask for a partition while it is being opened wait for the same attempt. A failure is raised to each of
-them, and the next call of `get` tries again. A partition that is unloaded is opened again by the next call of `get`,
-once it is closed completely.
+them, and to later callers until its pause is over (`OpeningPauses`); then the next call of `get` tries again. A
+partition that is unloaded is opened again by the next call of `get`, once it is closed completely.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ from pydanube.storage.segments.history import PartitionHistory
 from pydanube.storage.wal import LogListener
 
 from .non_reliable_partition import NonReliablePartition
+from .opening_pauses import OpeningPauses
 from .ownership import Ownership
 from .partition import Partition, PartitionParts
 from .partition_table import PartitionTable
@@ -125,6 +126,7 @@ class Partitions:
         self._open = open_partitions
         self._being_opened: dict[Key, asyncio.Future[DanubeError | None]] = {}
         """The outcome for callers that wait for a partition to open: None, or why it cannot be opened."""
+        self._pauses = OpeningPauses(clock)
         self.placement = Placement(registry, store, cluster, clock)
         self.routing = Routing(cluster, self.placement)
         self._held: dict[int, float] = {}
@@ -171,6 +173,7 @@ class Partitions:
         self.routing.check_own(name, record, index)
         opened = self._being_opened.get(key)
         if opened is None:
+            self._pauses.check(key)
             opened = self._being_opened[key] = asyncio.get_running_loop().create_future()
             self._tasks.spawn(self._open_into(opened, name, record, index), f"partition opening {name}/{index}")
         error = await asyncio.shield(opened)
@@ -206,11 +209,13 @@ class Partitions:
             await asyncio.gather(*(self.get(name, index) for index in some), return_exceptions=True)
 
     async def unload(self, name: TopicName) -> int:
-        """Close the open partitions of a topic, all at the same time, and return how many there were.
+        """Close the open partitions of a topic, all at the same time, and return how many there were. Those that could
+        not be opened are tried again by the next call of `get`.
 
         Raises the first failure, after all of them are closed. Cancelled: closing goes on.
         """
         topic_id = self._registry.topic(name).topic_id
+        self._pauses.end_topic(topic_id)
         for opened in [one for key, one in self._being_opened.items() if key[0] == topic_id]:
             await asyncio.shield(opened)
         for partition in self._open.of_topic(topic_id):
@@ -340,11 +345,14 @@ class Partitions:
 
     def _session_lost(self, session: BrokerSession) -> None:
         error = NotOwner(f"the session of broker {session.name!r} has ended: look the partition's owner up again")
+        self._pauses.end_all()
         self.abandon_all(error)
 
     def _owner_changed(self, key: Key) -> None:
         partition = self._open.find(*key)
         if partition is None:
+            if not self.routing.is_own(*key):
+                self._pauses.end(key)
             return
         record = self._cluster.owners.record(*key)
         if record is not None:
@@ -401,6 +409,7 @@ class Partitions:
     def forget(self, topic_id: int) -> list[Partition]:
         """Remove the partitions of a deleted topic, and return those that were open."""
         self._policies.forget_topic(topic_id)
+        self._pauses.end_topic(topic_id)
         return self._open.remove_topic(topic_id)
 
     def add_subscription(self, partition: Partition, name: str, record: SubscriptionRecord) -> LiveSubscription:
@@ -446,8 +455,11 @@ class Partitions:
             starts = {one.subscription_id: one.start(index) for one in subscriptions}
             kept = await self._staged_producers(record.topic_id, index)
             found = await self._recovery.recover(full_name, config, ownership, starts, kept)
-        except Corrupt as error:
-            log.error("partition.refused", partition=full_name, error=error.message)
+        except DanubeError as error:
+            if isinstance(error, Corrupt):
+                log.error("partition.refused", partition=full_name, error=error.message)
+            if ownership.epoch and not isinstance(error, NotOwner):
+                self._pauses.failed((record.topic_id, index), error)
             raise
         if not ownership.had_record:  # a partition that was placed has one, unless its topic was deleted
             await self._registry.has_topic(name, record.topic_id)  # learns what this broker has not heard yet
@@ -473,6 +485,7 @@ class Partitions:
         ownership.on_lost = partial(self._abandon, record.topic_id, partition)
         self.on_opened(name, partition)
         self._open.add(record.topic_id, partition)
+        self._pauses.end((record.topic_id, index))
         log.debug("partition.opened", partition=full_name, epoch=partition.epoch, end=partition.stream.end_offset)
 
     def _make(
