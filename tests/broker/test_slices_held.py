@@ -11,6 +11,7 @@ from crc32c import crc32c
 from stored_harness import STORED, sequences, slices, stored_topic
 from tiering_harness import FaultyObjectStore
 
+from pydanube.broker import Broker
 from pydanube.broker.partitions import slice_takeover
 from pydanube.codec.slice import SliceRecord, encode_marker, encode_slice, slice_key
 from pydanube.codec.wal import RecordKind
@@ -229,19 +230,31 @@ async def test_a_stored_topic_without_an_object_store_is_refused(broker):
         await stored_topic(broker)
 
 
-async def test_a_store_that_takes_no_slices_shows_in_the_state_of_the_broker(tmp_path: Path) -> None:
+async def _healths(broker: Broker) -> list[str]:
+    """Return what descriptions, statistics and lists say of the topic and of the broker."""
+    described = await broker.topics.describe(ANONYMOUS, TOPIC)
+    counted = await broker.statistics.topic(ANONYMOUS, TOPIC)
+    summaries = [one async for chunk in broker.statistics.all(ANONYMOUS) for one in chunk]
+    (cluster,) = broker.cluster.describe(ANONYMOUS).brokers
+    healths = [one.health for one in (*described.partitions, *counted.partitions, *summaries)]
+    return [*healths, cluster.state, broker.describe(ANONYMOUS).state]
+
+
+async def test_a_store_that_takes_no_slices_shows_in_all_that_describes_the_topic(tmp_path: Path) -> None:
     objects = FaultyObjectStore()
     async with open_broker(tmp_path, objects=objects, crash=True) as broker:
         client = await stored_topic(broker)
         producer = await client.producer()
         await client.publish(producer, [b"0"])
-        assert broker.describe(ANONYMOUS).state == "ok"
+        assert set(await _healths(broker)) == {"ok"}
         objects.fault = "away"
         waiting = client.publish(producer, [b"1"])
         await until(lambda: "slices cannot be put" in broker.describe(ANONYMOUS).state)
+        found = await _healths(broker)
+        assert all(one.startswith("slices cannot be put: ") for one in found), found
         objects.fault = "none"
         await waiting
-        assert broker.describe(ANONYMOUS).state == "ok"
+        assert set(await _healths(broker)) == {"ok"}
 
 
 async def test_no_partition_begins_while_slices_cannot_be_put(tmp_path: Path) -> None:

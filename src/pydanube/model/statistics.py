@@ -175,7 +175,8 @@ class TopicSummary:
     subscriptions: list[SubscriptionSummary] = field(default_factory=list)
     """Sorted by name. Empty if no partition is open, or if an answer would be too large with them."""
     health: str = "ok"
-    """"ok", or which brokers did not answer: what their partitions counted is missing in the sums."""
+    """"ok", what is wrong with a partition, or which brokers did not answer: what those counted is missing in the
+    sums."""
 
     @property
     def backlog(self) -> int:

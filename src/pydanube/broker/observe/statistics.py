@@ -174,7 +174,7 @@ class Statistics:
             raise
         except DanubeError as error:
             return PartitionStatistics(index, health=error.message)
-        health, ages = "ok", _Ages(partition.stream, self._clock.now_us())
+        health, ages = partition.describe("").health, _Ages(partition.stream, self._clock.now_us())
         subscriptions: list[SubscriptionStatistics] = []
         for _, live in sorted(partition.subscriptions.items()):
             counted = live.statistics()

@@ -46,9 +46,11 @@ async def summarize(
         ("messages", "stored_bytes", "published", "published_bytes", "unheard", "schema_warnings"), 0
     )
     producers, throttled_s, messages_per_s, bytes_per_s = 0, 0.0, 0.0, 0.0
+    health = "ok"
     live: dict[str, list[tuple[Partition, LiveSubscription]]] = {}
     for partition in partitions:
         about, traffic = partition.describe(""), partition.traffic
+        health = about.health if health == "ok" else health
         rates = traffic.meter.rates(now_us)
         sums["messages"] += about.messages
         sums["stored_bytes"] += about.stored_bytes
@@ -75,6 +77,7 @@ async def summarize(
         throttled_s=throttled_s,
         messages_per_s=messages_per_s,
         bytes_per_s=bytes_per_s,
+        health=health,
         subscriptions=[await _subscription(live[one], now_us, slices) for one in sorted(live)],
         **sums,
     )
@@ -90,6 +93,7 @@ def merge_summaries(own: TopicSummary, other: TopicSummary) -> TopicSummary:
         own,
         **{name: getattr(own, name) + getattr(other, name) for name in _ADDED},
         producers=max(own.producers, other.producers),
+        health=other.health if own.health == "ok" else own.health,
         subscriptions=[subscriptions[name] for name in sorted(subscriptions)],
     )
 

@@ -220,8 +220,7 @@ class BrokerSlices:
         """Why publishes to `stored` topics wait, in one sentence; empty while they do not."""
         if self.is_lost:
             return self._lost_store().message
-        failure = self._writer.failure if self._writer is not None and not self._writer.is_ended else None
-        return f"slices cannot be put: {failure.message}" if failure is not None else ""
+        return self._writer.trouble if self._writer is not None and not self._writer.is_ended else ""
 
     async def close(self) -> None:
         """Seal the own sequence, once everything counts. Raises what the store raises; a taker seals it then."""

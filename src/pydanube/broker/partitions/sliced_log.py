@@ -78,6 +78,11 @@ class SlicedLog:
     def counted_end(self) -> int:
         return self._slices.counted_end
 
+    @property
+    def trouble(self) -> str:
+        """See SliceWriter.trouble."""
+        return self._slices.trouble
+
     def is_proven(self) -> bool:
         """Return whether this broker surely has the partition now, by its slices alone: see SliceWriter.is_proven."""
         return self._slices.is_proven()
@@ -85,8 +90,8 @@ class SlicedLog:
     def check_puts(self) -> None:
         """Raise Unavailable while slices cannot be put: what counts is then not known well enough for a record to begin
         there, because slices behind it may be deleted already."""
-        if (failure := self._slices.failure) is not None:
-            raise Unavailable(f"slices cannot be put: {failure.message}; try again later")
+        if self.trouble:
+            raise Unavailable(f"{self.trouble}; try again later")
 
     def check_room(self, body_bytes: int) -> None:
         """Raise the reason if a batch of this size cannot be appended now."""

@@ -429,6 +429,7 @@ class StoredPartition(Partition):
             end_offset=end,
             ledgers=len(ledger_ids),
             stored_bytes=stored or getattr(self.stream, "bytes", 0),
+            health=(self._slices.trouble if self._slices is not None else "") or "ok",
             missing_offsets=gaps.missing(start, end),
             gaps=Gaps(gaps.within(start, end)) if gaps else gaps,
         )

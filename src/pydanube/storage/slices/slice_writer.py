@@ -85,6 +85,11 @@ class SliceWriter:
         """Why the last put failed; None when it succeeded."""
 
     @property
+    def trouble(self) -> str:
+        """Why nothing counts that is published now, in one sentence; empty after a put that succeeded."""
+        return f"slices cannot be put: {self.failure.message}" if self.failure is not None else ""
+
+    @property
     def next_number(self) -> int:
         """The number of the slice that the next record goes to, or a later one."""
         return self._sequence.next_number
