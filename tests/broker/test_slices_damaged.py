@@ -102,3 +102,17 @@ async def test_the_last_slice_of_a_killed_broker_was_never_there_if_it_is_gone(t
     await objects.delete([(await slices(objects))[-1]])
     found = await _read(tmp_path, objects)
     assert found == ROWS[: len(found)]
+
+
+async def test_objects_of_other_names_under_slices_do_no_harm(tmp_path: Path) -> None:
+    objects = MemoryStore()
+    await _left_behind(tmp_path, objects)
+    (key, *_) = await slices(objects)
+    foreign = ["slices/readme.txt", f"{key}.bak", f"{key.rpartition('/')[0]}/notes"]
+    for name in foreign:
+        await objects.put(name, bytes(100))
+    async with open_broker(tmp_path, objects=objects, crash=True) as broker:
+        assert await client_of(broker).read_all() == ROWS
+        assert broker._tiers is not None
+        await broker._tiers.slice_collector.collect()
+    assert set(foreign) <= set(await slices(objects))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tarfile
 from dataclasses import dataclass
+from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from typing import Final
@@ -61,7 +62,8 @@ def install(commit: str, directory: Path) -> Release:
     text = named.read_text()
     version = f"{text.rpartition('= ')[2].strip().strip(chr(34))}+{commit}"
     named.write_text(text[: text.rindex("=")] + f'= "{version}"\n')
-    _run("build", "--wheel", "--no-isolation", "--outdir", str(directory), str(source))
+    isolation = ["--no-isolation"] if find_spec("hatchling") else []
+    _run("build", "--wheel", *isolation, "--outdir", str(directory), str(source))
     (wheel,) = directory.glob("*.whl")
     _run("pip", "install", "--quiet", "--no-deps", "--target", str(site), str(wheel))
     return Release(version, {"PYTHONPATH": str(site)})

@@ -9,6 +9,7 @@ from pydanube.model.positions import Position
 from pydanube.model.storage import (
     PartitionUsage,
     SegmentDescription,
+    SliceLoss,
     StorageCollected,
     StorageDamage,
     StoragePlace,
@@ -30,6 +31,8 @@ STORAGE_HEADS: list[msgspec.Struct] = [
     storage.UploadStorage(run=3),
     storage.VerifyStorage(topic=ORDERS, place=PLACE, bytes_max=65_536),
     storage.CollectGarbage(orphans=True, dry_run=True, after="segments/a.seg"),
+    storage.RepairSlice(path="slices/0000000000000007/0000000000000012", accept_loss=True),
+    storage.SliceRepaired([SliceLoss("/default/orders", 1, 900, 910)]),
     storage.StorageUsed(
         StorageStatus("file:///objects", "failing", "no route", 5, "full", 100, 200, 300, 4, 2),
         [PartitionUsage("/default/orders", 1, 10, 900, 1000, 3, 90_000, 890, 50_000, 4000, 100, 1.5)],

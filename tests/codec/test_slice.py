@@ -14,8 +14,7 @@ from pydanube.codec.slice import (
     decode_slice_header,
     encode_marker,
     encode_slice,
-    incarnation_of_key,
-    number_of_key,
+    parse_slice_key,
     slice_key,
 )
 from pydanube.codec.wal import RecordKind
@@ -85,8 +84,9 @@ def test_a_marker_is_told_from_a_slice() -> None:
 
 def test_keys_sort_as_their_numbers() -> None:
     assert slice_key(1, 9) < slice_key(1, 10) < slice_key(1, 2**40) < slice_key(2, 0)
-    assert number_of_key(slice_key(3, 2**40)) == 2**40
-    assert incarnation_of_key(slice_key(3, 2**40)) == 3
+    assert parse_slice_key(slice_key(3, 2**40)) == (3, 2**40)
+    for other in ("slices/", "slices/readme.txt", slice_key(3, 4) + ".tmp", slice_key(3, 4).upper(), "slices/3/4"):
+        assert parse_slice_key(other) is None
 
 
 def test_golden_bytes() -> None:

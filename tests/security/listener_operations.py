@@ -160,6 +160,7 @@ DECLARED: Final[tuple[Sent, ...]] = (
     asked(storage.VerifyStorage(topic=TOPIC)),
     asked(storage.VerifyStorage()),
     asked(storage.CollectGarbage(dry_run=True)),
+    asked(storage.RepairSlice(path="slices/0000000000000007/0000000000000012")),
     Sent(CLUSTER, staging.CommitStages(query=QUERY, run="run", batch_id=7, stages=[])),
     Sent(ANYONE, staging.ListStagedQueries()),
     Sent(CLUSTER, staging.ForgetStagedQuery(query=QUERY)),

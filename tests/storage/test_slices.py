@@ -211,7 +211,9 @@ async def test_a_slice_that_counted_and_is_gone_is_no_end_of_the_sequence() -> N
     for lost in (0, 1, 2):
         data = await store.get(slice_key(INCARNATION, lost))
         await store.delete([slice_key(INCARNATION, lost)])
-        with pytest.raises(Corrupt, match=f"slice {lost} of incarnation {INCARNATION} is missing in memory://.* back"):
+        with pytest.raises(
+            Corrupt, match=rf"slice {lost} of incarnation {INCARNATION}\) is missing in memory://.* back"
+        ):
             await seal(store, INCARNATION, 0, 9)
         assert [info.key async for info in store.list(slice_key(INCARNATION, lost))] == [], "no marker is in its place"
         await store.put(slice_key(INCARNATION, lost), data)

@@ -215,7 +215,7 @@ class Broker:
         self.statistics = Statistics(context, self._partitions)
         self._stored_bytes = StoredBytes(context, self.throttle, self._partitions, self.statistics, self.node)
         self.listing = Listing(registry, self.statistics, authorizer, clock)
-        self.storage = StorageAdministration(context, self._partitions, self._tiers, self._slice_counts)
+        self.storage = StorageAdministration(context, self._partitions, self._tiers, self._slices)
         self._staging = self._open_staging(self._tiers)
         self._metric_sources = MetricSources(
             self.metrics, registry, open_partitions, writer, self._cache, self._tiers, self._slice_counts

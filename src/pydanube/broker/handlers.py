@@ -428,6 +428,10 @@ HANDLERS: Final[Mapping[type[Operation[Any]], Handler]] = dict(
             storage.CollectGarbage,
             lambda b, c, asked: b.storage.collect(c.principal, asked.orphans, asked.dry_run, asked.after),
         ),
+        _by(
+            storage.RepairSlice,
+            lambda b, c, asked: b.storage.repair_slice(c.principal, asked.path, asked.accept_loss),
+        ),
         _by(topics.Lookup, _lookup),
         _by(topics.CreateTopic, _create_topic),
         _by(topics.DescribeTopic, _describe_topic),

@@ -19,6 +19,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
+from functools import partial
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
@@ -82,12 +83,14 @@ def slice_key(incarnation: int, number: int) -> str:
     return f"{sequence_prefix(incarnation)}{number:016x}"
 
 
-def number_of_key(key: str) -> int:
-    return int(key.rpartition("/")[2], 16)
-
-
-def incarnation_of_key(key: str) -> int:
-    return int(key.removeprefix(PREFIX).partition("/")[0], 16)
+def parse_slice_key(key: str) -> tuple[int, int] | None:
+    """Return the incarnation and the number that a key names; None: no slice has such a key."""
+    incarnation, _, number = key.removeprefix(PREFIX).partition("/")
+    try:
+        found = int(incarnation, 16), int(number, 16)
+    except ValueError:
+        return None
+    return found if slice_key(*found) == key else None
 
 
 def encode_slice(
@@ -127,44 +130,54 @@ def _encode_header(header: SliceHeader) -> bytes:
     return checked + CHECKSUM.pack(crc32c(checked))
 
 
+def _damaged(incarnation: int, number: int, reason: str) -> Corrupt:
+    return Corrupt(
+        f"the object {slice_key(incarnation, number)} (slice {number} of incarnation {incarnation}) {reason}: put the "
+        f"slice back, or see `danube storage repair-slice`"
+    )
+
+
 def decode_slice_header(data: ByteBuffer, incarnation: int, number: int) -> SliceHeader:
     """Return the header of what is stored under this number. Raises Corrupt if it is not what was written there, and
     Refused if a later release wrote it."""
-    what = f"slice {number} of incarnation {incarnation}"
+    damaged = partial(_damaged, incarnation, number)
     if len(data) < HEADER_BYTES:
-        raise Corrupt(f"{what} has only {len(data)} bytes")
+        raise damaged(f"has only {len(data)} bytes")
     view = memoryview(data)[:HEADER_BYTES]
     if CHECKSUM.unpack_from(view, HEADER.size)[0] != crc32c(view[: HEADER.size]):
-        raise Corrupt(f"the header of {what} does not match its checksum")
+        raise damaged("has a header that does not match its checksum")
     magic, version, kind, flags, *numbers = HEADER.unpack_from(view)
     if magic != MAGIC:
-        raise Corrupt(f"{what} is not a slice")
+        raise damaged("is not a slice")
     if version != VERSION or flags or kind not in (SliceKind.SLICE, SliceKind.MARKER):
-        raise Refused(f"{what} has version {version}, kind {kind} and flags {flags}, unknown to this release")
+        raise Refused(
+            f"the object {slice_key(incarnation, number)} has version {version}, kind {kind} and flags {flags}, "
+            f"unknown to this release"
+        )
     found_incarnation, found_number, writer, records, _, records_size, headers_crc, counted = numbers
     if (found_incarnation, found_number) != (incarnation, number):
-        raise Corrupt(f"{what} holds slice {found_number} of incarnation {found_incarnation}")
+        raise damaged(f"holds slice {found_number} of incarnation {found_incarnation}")
     return SliceHeader(kind, found_incarnation, found_number, writer, records, records_size, headers_crc, counted)
 
 
 def decode_slice(data: ByteBuffer, incarnation: int, number: int) -> Iterator[SliceRecord]:
     """Yield the records of a slice, in order; the bodies are views of `data`. Raises Corrupt."""
     header = decode_slice_header(data, incarnation, number)
-    what = f"slice {number} of incarnation {incarnation}"
+    damaged = partial(_damaged, incarnation, number)
     view = memoryview(data)
     if header.kind != SliceKind.SLICE or len(view) != HEADER_BYTES + header.records_bytes:
-        raise Corrupt(f"{what} has {len(view)} bytes and should have {HEADER_BYTES + header.records_bytes}")
+        raise damaged(f"has {len(view)} bytes and should have {HEADER_BYTES + header.records_bytes}")
     position, headers_crc = HEADER_BYTES, 0
     for _ in range(header.records):
         record = decode_header(view, position, (number, position))
         start = position + RECORD_HEADER_BYTES
         if record is None or start + record.body_length > len(view):
-            raise Corrupt(f"{what} is damaged at byte {position}")
+            raise damaged(f"is damaged at byte {position}")
         body = view[start : start + record.body_length]
         if not body_is_intact(record.kind, body, record.body_crc):
-            raise Corrupt(f"{what} is damaged at byte {start}")
+            raise damaged(f"is damaged at byte {start}")
         headers_crc = crc32c(view[position:start], headers_crc)
         yield SliceRecord(record.kind, record.ledger_id, record.entry_id, record.owner_epoch, body, record.body_crc)
         position += record_bytes(record.body_length)
     if position != len(view) or headers_crc != header.headers_crc:
-        raise Corrupt(f"{what} does not have the records that its header names")
+        raise damaged("does not have the records that its header names")

@@ -220,6 +220,16 @@ class StorageCollected:
 
 
 @dataclass(frozen=True, slots=True)
+class SliceLoss:
+    """Offsets [start, end) of a partition that were given up at most, because only a damaged slice held them."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
 class StorageUpload:
     """Progress of an upload that an administrator started."""
 

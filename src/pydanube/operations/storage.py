@@ -18,6 +18,7 @@ from pydanube.model.security import Action
 from pydanube.model.storage import (
     PartitionUsage,
     SegmentDescription,
+    SliceLoss,
     StorageCollected,
     StoragePlace,
     StorageStatus,
@@ -35,6 +36,7 @@ VERIFY_BYTES_MAX: Final = 64 * MIB
 _After = Annotated[str, Meta(max_length=2_000)]
 
 _rest = partial(Rest, tag="storage")
+_SLICE: Final = "slices/0000000000000007/0000000000000012"
 _STORE: Final = "file:///var/lib/danube/objects"
 
 
@@ -77,6 +79,12 @@ class GarbageCollected(msgspec.Struct, omit_defaults=True):
 
     collected: StorageCollected
     next: str = ""
+
+
+class SliceRepaired(msgspec.Struct, omit_defaults=True):
+    """The offsets that were given up."""
+
+    losses: list[SliceLoss] = []
 
 
 class DescribeStorage(Operation[StorageUsed], tag="storage.usage"):
@@ -193,4 +201,25 @@ class CollectGarbage(Operation[GarbageCollected], tag="storage.collect"):
     """`next` of the step before; empty: the first step."""
 
 
-StorageOperation = DescribeStorage | ListSegments | UploadStorage | VerifyStorage | CollectGarbage
+class RepairSlice(Operation[SliceRepaired], tag="storage.repair_slice"):
+    """Replace a damaged or missing object under `slices/`.
+
+    Partitions that wait for it are opened again. Without `accept_loss` nothing is done if messages may be lost with it,
+    and the answer says how many at most.
+    """
+
+    needs = on_cluster(Action.ADMINISTER)
+    seconds = CHANGE_SECONDS
+    rest = _rest(
+        "POST",
+        "/storage/slices/repair",
+        example={"path": _SLICE, "accept_loss": True},
+        answer=SliceRepaired([SliceLoss("/default/orders", 0, 1_000, 1_020)]),
+    )
+    path: Annotated[str, Meta(max_length=2_000)]
+    """As the error of a partition names it."""
+    accept_loss: bool = False
+    """What only this object has held is given up."""
+
+
+StorageOperation = DescribeStorage | ListSegments | UploadStorage | VerifyStorage | CollectGarbage | RepairSlice

@@ -17,6 +17,7 @@ broker_slices           the slices of this broker: its writer for each session, 
 store_loss              in a cluster: gives `stored` partitions away when this broker alone has lost the object store
 sliced_log              where a `stored` partition appends: the local log, and slices
 unlisted_bytes          counts and limits what is in slices and not in the catalog yet
+slice_repair            replaces a damaged slice, so that the partitions that wait for it open
 slice_takeover          takes a `stored` partition over from the slices of former owners
 state_ledger            writes cursors and known producers to the log
 uploaded_producers      the producer table as of the end of what is uploaded

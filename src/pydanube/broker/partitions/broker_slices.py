@@ -17,6 +17,7 @@ from pydanube.metadata.id_counters import take_ids
 from pydanube.metadata.request_groups import JoinedTransactions
 from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import DanubeError, NotOwner, Unavailable
+from pydanube.model.storage import SliceLoss
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.randomness import identity
 from pydanube.runtime.telemetry import get_logger
@@ -25,6 +26,7 @@ from pydanube.storage.segments.recovered_upload import RecoveredUpload
 from pydanube.storage.slices import SliceWriter, check_store, probe_store
 from pydanube.storage.slices.slice_writer import PROOF_S
 
+from .slice_repair import SliceRepair
 from .slice_takeover import SliceTakeover
 from .sliced_log import SlicedLog
 from .unlisted_bytes import UnlistedBytes
@@ -83,6 +85,7 @@ class BrokerSlices:
         """Called when another broker has sealed a sequence of this one: its partitions must be closed."""
         self._numbering = asyncio.Lock()  # partitions that are opened together share one incarnation
         self.takeover = SliceTakeover(objects, self.writer, tasks, clock)
+        self._repair = SliceRepair(context, objects)
         begin = store.transact if membership.is_alone else JoinedTransactions(store.transact, tasks).transact
         self.upload = RecoveredUpload(objects, Catalog(store, begin), identity(), clock, segment_bytes)
 
@@ -210,6 +213,11 @@ class BrokerSlices:
             self.unlisted.total,
             not writer.is_ended and writer.failure is not None,
         )
+
+    async def repair(self, key: str, accept_loss: bool) -> list[SliceLoss]:
+        """See SliceRepair.repair."""
+        own = self._writer.incarnation if self._writer is not None and not self._writer.is_ended else -1
+        return await self._repair.repair(key, own, accept_loss)
 
     def open_partition(self) -> SlicedLog:
         """Return the log of a partition that this broker took."""

@@ -241,6 +241,10 @@ class Partitions:
             del self._being_closed[key]
         return None
 
+    def try_again(self) -> None:
+        """Let partitions that could not be opened be tried at once: what was in the way is repaired."""
+        self._pauses.end_all()
+
     # -- handing partitions over ---------------------------------------------------------------------------------------
 
     def movable(self) -> list[Key]:

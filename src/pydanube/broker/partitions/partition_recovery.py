@@ -225,7 +225,8 @@ class PartitionRecovery:
         takeover = slices.takeover
         sequences = await takeover.end_all(ownership.sequences)
         await ownership.set_sequences(sequences)
-        found = await takeover.read(sequences, ledgers, max(ownership.uploaded_end, ownership.start_offset))
+        uploaded = max(ownership.uploaded_end, ownership.start_offset)
+        found = await takeover.read(sequences, ledgers, uploaded, ownership.reserved_end)
         history = await self._open_history(ownership, AckLevel.STORED)
         assert history is not None
         if found.sections:
@@ -235,6 +236,8 @@ class PartitionRecovery:
             assert history is not None
         end = max(history.end, ownership.start_offset, ownership.reserved_end)
         producers = await self._stored_producers(found, history, kept)
+        if ownership.reserved_end > max(history.end, ownership.start_offset):
+            producers.mark_tail_lost()
         gaps = (
             NO_GAPS if _is_dense(ownership, AckLevel.STORED) else await _gaps([], history, ownership.start_offset, end)
         )

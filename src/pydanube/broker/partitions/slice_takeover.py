@@ -49,7 +49,7 @@ class SlicedState(NamedTuple):
     """What the slices of former owners hold of one partition."""
 
     sections: list[RecoveredSection]
-    """The batches, without a gap."""
+    """The batches. A gap, which was reported, is between two sections."""
     starts: list[LedgerStart]
     """The first entries of data ledgers, as far as they are still there."""
     snapshot: StateSnapshot | None
@@ -109,15 +109,18 @@ class SliceTakeover:
         except DanubeError as error:
             return error
 
-    async def read(self, sequences: Sequence[SequenceRecord], ledgers: Ledgers, from_offset: int) -> SlicedState:
+    async def read(
+        self, sequences: Sequence[SequenceRecord], ledgers: Ledgers, from_offset: int, reserved_end: int = 0
+    ) -> SlicedState:
         """Return what the slices hold of the partition: batches from `from_offset` on, and the state.
 
-        Raises Corrupt if a slice is missing or damaged, or if batches are missing between those that are there.
+        Raises Corrupt if a slice is missing or damaged, or if batches are missing between those that are there, except
+        below `reserved_end`, up to where a gap was reported.
         """
         ranges = [SliceRange(one.incarnation, one.lowest, one.end) for one in sequences]
         records = await self._reader.records(ranges, {ledger_id for ledger_id, _ in ledgers})
         data = [(ledger_id, one.epoch) for ledger_id, one in ledgers if one.kind == "data"]
-        sections, starts = _sections(data, records, from_offset)
+        sections, starts = _sections(data, records, from_offset, reserved_end)
         snapshot, changes = _state([ledger_id for ledger_id, one in ledgers if one.kind == "state"], records)
         return SlicedState(sections, starts, snapshot, changes)
 
@@ -134,7 +137,10 @@ class SliceTakeover:
 
 
 def _sections(
-    ledgers: Sequence[tuple[int, int]], records: Mapping[int, Sequence[SliceRecord]], from_offset: int
+    ledgers: Sequence[tuple[int, int]],
+    records: Mapping[int, Sequence[SliceRecord]],
+    from_offset: int,
+    reserved_end: int,
 ) -> tuple[list[RecoveredSection], list[LedgerStart]]:
     starts: list[LedgerStart] = []
     batches: list[tuple[int, int, memoryview]] = []
@@ -153,12 +159,13 @@ def _sections(
         base, end = offsets_of(view)
         if end <= from_offset:
             continue
-        if base > position or (sections and base < position):  # retention may begin within the first batch
+        is_gap = position < base <= reserved_end
+        if (base > position and not is_gap) or (sections and base < position):  # retention may begin within the first
             raise Corrupt(
                 f"the slices have offset {base} of ledger {ledger_id} where {position} should follow: put back the "
                 f"objects that are missing"
             )
-        if not sections or sections[-1].ledger_id != ledger_id:
+        if not sections or is_gap or sections[-1].ledger_id != ledger_id:
             sections.append(RecoveredSection(ledger_id, epoch, []))
         sections[-1].batches.append(view)
         position = end

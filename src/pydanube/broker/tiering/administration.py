@@ -7,13 +7,13 @@ upload runs in the background once it is started; the caller asks for its progre
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Final
 
 from pydanube.broker.context import BrokerContext
-from pydanube.broker.partitions.broker_slices import SliceCounts
+from pydanube.broker.partitions.broker_slices import BrokerSlices, SliceCounts
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.partitions.partition import Partition
 from pydanube.broker.registry.records import PartitionRecord, TopicRecord, partition_key
@@ -38,6 +38,7 @@ from pydanube.operations.storage import (
     DescribeStorage,
     GarbageCollected,
     SegmentList,
+    SliceRepaired,
     StorageStep,
     StorageUploading,
     StorageUsed,
@@ -130,9 +131,9 @@ class StorageAdministration:
         context: BrokerContext,
         partitions: Partitions,
         tiers: ObjectStorage | None,
-        slice_counts: Callable[[], SliceCounts] = SliceCounts,
+        slices: BrokerSlices | None = None,
     ) -> None:
-        self._slice_counts = slice_counts
+        self._slices = slices
         self._gathering = context.gathering
         self._registry = context.registry
         self._partitions = partitions
@@ -276,7 +277,7 @@ class StorageAdministration:
 
     async def _status(self, tiers: ObjectStorage, with_garbage: bool) -> StorageStatus:
         failure, refusal = tiers.uploader.failure, tiers.refusal() or tiers.unlisted.refusal()
-        slices = self._slice_counts()
+        slices = self._slices.counts() if self._slices is not None else SliceCounts()
         damaged = next((one.error.message for one in tiers.uploader.unreadable.values()), "")
         return StorageStatus(
             url=tiers.objects.url,
@@ -442,6 +443,16 @@ class StorageAdministration:
         found = await collect(step)
         done = StorageCollected(found.looked_at, found.deleted, found.deleted_bytes, found.waiting)
         return GarbageCollected(done, found.stopped_at)
+
+    async def repair_slice(self, principal: Principal, path: str, accept_loss: bool) -> SliceRepaired:
+        """Replace a damaged slice, and let the partitions that wait for it be opened here at once; other brokers try
+        again by themselves."""
+        self._authorize(principal, Action.ADMINISTER, None)
+        if self._slices is None:
+            raise Refused("the object store of this broker keeps no slices: there is nothing to repair")
+        lost = await self._slices.repair(path, accept_loss)
+        self._partitions.try_again()
+        return SliceRepaired(lost)
 
     # -- shared lookups ------------------------------------------------------------------------------------------------
 

@@ -300,3 +300,35 @@ def gc(dry_run: bool, orphans: bool, url: str) -> None:
     more = f", {size(done.deleted_bytes)} of orphans" if done.deleted_bytes else ""
     waits = f"; {plural(done.waiting, 'object')} in the grace period" if done.waiting else ""
     click.echo(f"{verb} {plural(done.deleted, 'object')}{more}{waits}")
+
+
+@click.command(
+    "repair-slice",
+    cls=Command,
+    epilog=examples(
+        """
+danube storage repair-slice slices/0000000000000007/0000000000000012                says what would be lost
+danube storage repair-slice slices/0000000000000007/0000000000000012 --accept-loss
+"""
+    ),
+)
+@click.argument("path")
+@click.option("--accept-loss", is_flag=True, help="Give up what only this object has held.")
+@broker_options
+def repair_slice(path: str, accept_loss: bool, url: str) -> None:
+    """Replace the damaged, missing or foreign object at PATH, for which partitions wait.
+
+    PATH is below slices/, as the error of such a partition names it. If you have a copy of the object, put that back
+    instead. The messages that only this object has held are a gap from then on, and what consumers acked in it can be
+    delivered again. Refused while the broker that wrote the object lives.
+    """
+    lost = with_client(
+        url,
+        lambda client: client.storage.repair_slice(path, accept_loss=accept_loss),
+        answer_seconds=PATIENCE_SECONDS,
+    )
+    if shown_as_json(lost):
+        return
+    for one in lost:
+        click.echo(f"{one.topic} partition {one.partition}: offsets {one.start} to {one.end - 1} are given up")
+    click.echo(printable(f"{path} is repaired" + ("" if lost else ": nothing is lost")))

@@ -17,7 +17,7 @@ import click
 from pydanube.cli.options import STORE_OPTION, config_option, examples, json_option
 from pydanube.cli.output import fail, fields, note, plural, show, size
 from pydanube.cli.standard_streams import write_in_background
-from pydanube.cli.storage.admin import gc, segments, upload, usage, verify
+from pydanube.cli.storage.admin import gc, repair_slice, segments, upload, usage, verify
 from pydanube.cli.synonyms import Group
 from pydanube.model.addresses import host_port, is_loopback
 from pydanube.model.positions import datetime_from_micros
@@ -47,12 +47,13 @@ danube storage serve --store s3://bucket/prefix --options-file s3.toml --host 0.
 def storage() -> None:
     """Serve and look after object stores.
 
-    A broker moves history from its log to an object store, as segments. 'usage', 'segments', 'upload', 'verify' and
-    'gc' ask a broker; 'restore' makes a data directory from a store alone; 'serve' puts a store behind gRPC.
+    A broker moves history from its log to an object store, as segments. 'usage', 'segments', 'upload', 'verify', 'gc'
+    and 'repair-slice' ask a broker; 'restore' makes a data directory from a store alone; 'serve' puts a store behind
+    gRPC.
     """
 
 
-for _command in (usage, segments, upload, verify, gc):
+for _command in (usage, segments, upload, verify, gc, repair_slice):
     storage.add_command(_command)
 
 

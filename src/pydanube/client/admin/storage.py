@@ -28,6 +28,7 @@ from pydanube.model.positions import EARLIEST, Position
 from pydanube.model.storage import (
     PartitionUsage,
     SegmentDescription,
+    SliceLoss,
     StorageCollected,
     StoragePlace,
     StorageUpload,
@@ -39,6 +40,7 @@ from pydanube.operations.storage import (
     CollectGarbage,
     DescribeStorage,
     ListSegments,
+    RepairSlice,
     UploadStorage,
     VerifyStorage,
 )
@@ -203,6 +205,15 @@ class Storage(Area):
                 if not after:
                     break
         return found
+
+    async def repair_slice(self, path: str, *, accept_loss: bool = False) -> list[SliceLoss]:
+        """Replace the damaged or missing object at a path under `slices/`, so that the partitions which wait for it
+        open again; return the offsets that were given up with it.
+
+        Raises Refused, and changes nothing, if the object is sound or still written, and without `accept_loss` if
+        messages may be lost; the error says how many at most.
+        """
+        return (await self._client._do(RepairSlice(path=path, accept_loss=accept_loss))).losses
 
 
 def _checked_name(topic: str | None) -> TopicName | None:

@@ -74,6 +74,7 @@ class BlockingStorage(BlockingArea[Storage]):
     upload = blocking(Storage.upload)
     verify = blocking(Storage.verify)
     collect_garbage = blocking(Storage.collect_garbage)
+    repair_slice = blocking(Storage.repair_slice)
 
 
 class BlockingSubscriptions(BlockingArea[Subscriptions]):

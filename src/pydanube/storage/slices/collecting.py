@@ -29,13 +29,12 @@ from typing import Final, NamedTuple
 from pydanube.codec.slice import (
     HEADER_BYTES,
     PREFIX,
-    incarnation_of_key,
-    number_of_key,
+    parse_slice_key,
     sequence_prefix,
     slice_key,
 )
 from pydanube.runtime.clock import Clock
-from pydanube.runtime.objects import ObjectInfo, ObjectStore
+from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.telemetry import get_logger
 
 log = get_logger(__name__)
@@ -80,9 +79,9 @@ class SliceCollector:
         Cancelled: some are deleted."""
         listed_at = self._clock.monotonic()
         slices = [
-            (info.key, incarnation_of_key(info.key), number_of_key(info.key))
-            for info in await self._list(listed_at)
-            if info.size > HEADER_BYTES  # a marker has a header alone
+            (key, incarnation, number)
+            for key, size, (incarnation, number) in await self._list(listed_at)
+            if size > HEADER_BYTES  # a marker has a header alone
         ]
         known = self._listed_before(listed_at - KEPT_S)
         self._listings.append(_Listing(listed_at, {incarnation: number for _, incarnation, number in slices}))
@@ -102,20 +101,21 @@ class SliceCollector:
             log.info("slices.deleted", count=len(unneeded))
         return len(unneeded)
 
-    async def _list(self, now: float) -> list[ObjectInfo]:
-        """Return the slices and markers, in the order of their numbers: all, or those of some incarnations."""
+    async def _list(self, now: float) -> list[tuple[str, int, tuple[int, int]]]:
+        """Return the slices and markers, in the order of their numbers: all, or those of some incarnations. Each is its
+        key, its size, and its incarnation and number; what has another name is nobody's, and stays."""
         is_whole = now >= self._whole_at
         places = [(sequence_prefix(one), "") for one in sorted(self._holding) if one <= self._highest]
         places.append((PREFIX, slice_key(self._highest, NUMBER_MAX)))  # new ones
         found = [
-            info
+            (info.key, info.size, named)
             for prefix, after in ([(PREFIX, "")] if is_whole else places)
             async for info in self._objects.list(prefix, after)
-            if info.size >= HEADER_BYTES
+            if info.size >= HEADER_BYTES and (named := parse_slice_key(info.key)) is not None
         ]
         if is_whole:
             self._whole_at = now + WHOLE_EVERY_S
-        self._highest = max([self._highest, *(incarnation_of_key(info.key) for info in found)])
+        self._highest = max([self._highest, *(incarnation for _, _, (incarnation, _) in found)])
         return found
 
     def _listed_before(self, time: float) -> dict[int, int]:

@@ -22,7 +22,7 @@ from pydanube.codec.slice import (
     SliceKind,
     decode_slice_header,
     encode_marker,
-    number_of_key,
+    parse_slice_key,
     sequence_prefix,
     slice_key,
 )
@@ -70,9 +70,10 @@ async def _first_missing(objects: ObjectStore, incarnation: int, lowest: int) ->
     prefix, number, last = sequence_prefix(incarnation), lowest, -1
     after = slice_key(incarnation, lowest - 1) if lowest else ""
     async for info in objects.list(prefix, after):
-        if info.size <= HEADER_BYTES:
+        named = parse_slice_key(info.key)
+        if info.size <= HEADER_BYTES or named is None:
             continue
-        last = number_of_key(info.key)
+        last = named[1]
         if last == number:
             number += 1
     if last < number:
@@ -97,8 +98,8 @@ async def _check_there(objects: ObjectStore, incarnation: int, number: int) -> N
 
 def missing_slice(objects: ObjectStore, incarnation: int, number: int) -> Corrupt:
     return Corrupt(
-        f"slice {number} of incarnation {incarnation} is missing in {objects.url}, and a partition needs it: put the "
-        f"object {slice_key(incarnation, number)} back"
+        f"the object {slice_key(incarnation, number)} (slice {number} of incarnation {incarnation}) is missing in "
+        f"{objects.url}, and a partition needs it: put it back, or see `danube storage repair-slice`"
     )
 
 
