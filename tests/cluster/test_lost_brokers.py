@@ -25,6 +25,7 @@ pytestmark = [
     pytest.mark.skipif(bool(missing_etcd()), reason=missing_etcd() or "etcd is there"),
     pytest.mark.xdist_group("lost brokers"),
 ]
+SALVAGED_ALL = "/default/salvaged-all"
 ORDERS, BY_POLICY, SALVAGED, STOPPED = (f"/default/{name}" for name in ("orders", "by-policy", "salvaged", "stopped"))
 PREFIX = "lost"
 PROMISED = 1_000_000
@@ -169,6 +170,20 @@ def test_a_lost_broker_is_replaced_and_what_it_has_left_is_salvaged(cluster: Los
     assert [one["payload"] for one in salvaged] == ["0", "1", "2"]
     origins = [{**ORIGIN, "x-original-offset": str(offset)} for offset in range(3)]
     assert [one["attributes"] for one in salvaged] == origins
+
+    cluster.run("topics", "create", SALVAGED_ALL)
+    cluster.brokers[lost].kill()
+    away = danube("topics", "salvage", "--all", "--to", SALVAGED_ALL, "--url", cluster.living.url)
+    assert away.returncode == 1, away.stdout
+    assert away.stderr.count(f"of broker {lost}: ") == 2
+    assert "2 of 2 partitions not salvaged completely" in away.stderr
+    cluster.brokers[lost].start()
+    every = cluster.json("topics", "salvage", "--all", "--to", SALVAGED_ALL, "--drop")
+    assert (every["published"], every["dropped"]) == (4, True)
+    found = {(one["topic"], one["partition"], one["broker"], one["published"]) for one in every["partitions"]}
+    assert found == {(ORDERS, 0, lost, 3), (BY_POLICY, index, lost, 1)}
+    assert sorted(one["payload"] for one in cluster.read(SALVAGED_ALL)) == ["0", "1", "2", "old"]
+    assert cluster.json("brokers", "leftovers") == []
 
 
 def test_what_is_uploaded_is_taken_over_without_accepting_a_loss(cluster: LostCluster) -> None:

@@ -45,6 +45,19 @@ class Leftover:
 
 
 @dataclass(frozen=True, slots=True)
+class Salvage:
+    """What became of the leftovers that one broker has of one partition."""
+
+    topic: str
+    partition: int
+    broker: str
+    published: int = 0
+    """How many messages were published."""
+    failure: str = ""
+    """Why some were not; empty: all of them are, now or by an earlier call."""
+
+
+@dataclass(frozen=True, slots=True)
 class SalvageStep:
     """One step of publishing leftovers to another topic."""
 

@@ -20,7 +20,7 @@ from pydanube.cli.options import (
     expected_option,
     yes_option,
 )
-from pydanube.cli.output import emit_json, fields, note, plural, show, shown_as_json, size, table, wants_json
+from pydanube.cli.output import emit_json, fail, fields, note, plural, show, shown_as_json, size, table, wants_json
 from pydanube.cli.paging import PageOptions, page_options
 from pydanube.cli.schemas.bindings import binding_text, find_binding
 from pydanube.cli.standard_streams import is_terminal
@@ -31,6 +31,7 @@ from pydanube.cli.topics.stats import stats
 from pydanube.model.cluster import AWAY, BrokerStatus
 from pydanube.model.errors import DanubeError, Denied, Invalid
 from pydanube.model.json_values import as_json
+from pydanube.model.leftovers import Salvage
 from pydanube.model.limits import PARTITIONS_MAX
 from pydanube.model.names import TopicName
 from pydanube.model.paging import TOPIC_NUMBERS, PageQuery
@@ -256,31 +257,70 @@ def move(topic: TopicName, partition: int, to: str, url: str) -> None:
     "salvage",
     epilog=examples(
         """
+danube topics salvage /default/orders --to /default/salvaged                    all of its partitions
 danube topics salvage /default/orders --partition 3 --to /default/salvaged
-danube topics salvage /default/orders --partition 3 --to /default/salvaged --drop
+danube topics salvage --all --to /default/salvaged --drop
 """
     ),
 )
-@click.argument("topic", type=TOPIC)
-@click.option("--partition", type=click.IntRange(min=0), default=0, show_default=True, help="The partition.")
+@click.argument("topic", type=TOPIC, required=False)
+@click.option("--all", "is_all", is_flag=True, help="Of all topics.")
+@click.option("--partition", type=click.IntRange(min=0), help="Only this one.  [default: all that have leftovers]")
 @click.option("--to", type=TOPIC, required=True, help="The topic that the messages are published to; it must exist.")
-@click.option("--broker", default="", help="Whose leftovers; needed only if several brokers have some.")
+@click.option("--broker", default="", help="Only the leftovers of this broker.")
 @click.option("--drop", is_flag=True, help="Drop the leftovers when they are published.")
 @broker_options
-def salvage(topic: TopicName, partition: int, to: TopicName, broker: str, drop: bool, url: str) -> None:
-    """Publish leftovers of a partition to another topic.
+def salvage(
+    topic: TopicName | None, is_all: bool, partition: int | None, to: TopicName, broker: str, drop: bool, url: str
+) -> None:
+    """Publish leftovers of a topic, or of all topics, to another topic.
 
     Each message says where it was, in the attributes x-original-topic, x-original-partition and x-original-offset.
-    Repeating this publishes nothing twice. See `danube brokers leftovers`.
+    Repeating this publishes nothing twice. What fails is named at the end and sets exit code 1; the rest is published.
+    See `danube brokers leftovers`.
     """
-    published = with_client(
-        url, lambda client: client.salvage_topic(str(topic), partition, str(to), broker=broker, drop=drop)
-    )
+    from pydanube.cli.progress_line import Bar
+
+    if is_all != (topic is None):
+        raise click.UsageError("name a TOPIC, or give --all")
+    if is_all and partition is not None:
+        raise click.UsageError("--partition is of one TOPIC")
+
+    async def work(client: Client) -> list[Salvage]:
+        if topic is not None and partition is not None:
+            published = await client.salvage_topic(str(topic), partition, str(to), broker=broker, drop=drop)
+            return [Salvage(str(topic), partition, broker, published)]
+        done: list[Salvage] = []
+        with Bar("partitions") as bar:
+
+            def progress(one: Salvage, total: int) -> None:
+                done.append(one)
+                bar(len(done), total)
+
+            found = await client.topics.salvage_all(
+                str(to), topic=str(topic or ""), broker=broker, drop=drop, progress=progress
+            )
+        if not found and topic is not None:  # the broker says why
+            await client.salvage_topic(str(topic), 0, str(to), broker=broker, drop=drop)
+        return found
+
+    _print_salvaged(with_client(url, work), to, drop)
+
+
+def _print_salvaged(found: list[Salvage], to: TopicName, drop: bool) -> None:
+    published, failed = sum(one.published for one in found), [one for one in found if one.failure]
     if wants_json():
-        emit_json({"topic": str(topic), "partition": partition, "to": str(to), "published": published, "dropped": drop})
+        emit_json({"to": str(to), "published": published, "dropped": drop and not failed, "partitions": found})
     else:
+        for one in found:
+            if one.published and len(found) > 1:
+                click.echo(f"{plural(one.published, 'message')} of {one.topic} partition {one.partition}")
         told = f"published {plural(published, 'message')} to {to}" if published else f"nothing new to publish to {to}"
-        click.echo(told + (", and dropped the leftovers" if drop else ""))
+        click.echo(told + (", and dropped the leftovers" if drop and len(failed) < len(found) else ""))
+    for one in failed:
+        note(f"{one.topic} partition {one.partition} of broker {one.broker}: {one.failure}")
+    if failed:
+        fail(f"{len(failed)} of {plural(len(found), 'partition')} not salvaged completely: see above, then repeat it")
 
 
 @topics.command(

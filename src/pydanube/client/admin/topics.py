@@ -19,13 +19,14 @@ and change nothing, if the object has changed since.
 from __future__ import annotations
 
 import builtins
+from collections.abc import Callable
 from typing import Final, Literal, Unpack
 
 from pydanube.client.positions import AnyPosition
 from pydanube.client.settings import check_count
 from pydanube.model.cluster import PartitionMoved
-from pydanube.model.errors import Invalid
-from pydanube.model.leftovers import Leftover, Loss
+from pydanube.model.errors import DanubeError, Invalid
+from pydanube.model.leftovers import Leftover, Loss, Salvage
 from pydanube.model.limits import PARTITIONS_MAX
 from pydanube.model.names import TopicName, parse_namespace
 from pydanube.model.paging import TOPIC_NUMBERS, NamePage, PageQuery, TopicPage
@@ -243,6 +244,34 @@ class Topics(PolicyArea):
             published += step.published
             if step.is_last:
                 return published
+
+    async def salvage_all(
+        self,
+        to: str,
+        *,
+        topic: str = "",
+        broker: str = "",
+        drop: bool = False,
+        progress: Callable[[Salvage, int], None] | None = None,
+    ) -> builtins.list[Salvage]:
+        """Publish all leftovers, or those of one topic or of one broker, to the topic `to`, as `salvage` does with
+        those of one partition. What fails is noted, also that a broker is away, and the others are published.
+        `progress` is called after each partition with what became of it, and with how many there are. Leftovers of the
+        topic `to` itself stay where they are."""
+        found = [one for one in await self.leftovers(broker) if topic in ("", one.topic) and one.topic != to]
+        places = {(one.topic, one.partition, one.broker): one.state for one in found}
+        done: builtins.list[Salvage] = []
+        for (name, partition, holder), state in places.items():
+            published, failure = 0, "" if state == "ok" else state
+            try:
+                if not failure:
+                    published = await self.salvage(name, partition, to, broker=holder, drop=drop)
+            except DanubeError as error:
+                failure = error.message
+            done.append(Salvage(name, partition, holder, published, failure))
+            if progress is not None:
+                progress(done[-1], len(places))
+        return done
 
 
 class Namespaces(PolicyArea):

@@ -50,6 +50,7 @@ class BlockingTopics(BlockingArea[Topics]):
     move = blocking(Topics.move)
     leftovers = blocking(Topics.leftovers)
     salvage = blocking(Topics.salvage)
+    salvage_all = blocking(Topics.salvage_all)
     policies = blocking(Topics.policies)
     set_policies = blocking(Topics.set_policies)
 
