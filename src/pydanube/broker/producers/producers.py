@@ -69,6 +69,7 @@ class Producer:
         "fenced",
         "forwards",
         "is_closed",
+        "is_own",
         "is_proven",
         "namespace",
         "owner_epoch",
@@ -103,6 +104,8 @@ class Producer:
         self.fenced: DanubeError | None = None
         self.forwards = False
         """Whether it publishes batches of any producers, which another broker forwards."""
+        self.is_own = False
+        """Whether this broker makes its batches itself, so that their bytes need no check."""
         self.is_proven = False
         """Whether that is surely another broker, also without authentication."""
         self.session: AuditSession | None = None
@@ -318,7 +321,9 @@ class Producers:
         """Return a handle that publishes requests of any callers, each of which is checked when it publishes. It counts
         as none of the topic's producers, fences nobody and is not fenced."""
         owned = await self._partitions.get(topic, partition)
-        return Producer(str(topic), owned, ProducerRecord(REQUEST_PRODUCER), TopicProducers(0, ignore))
+        producer = Producer(str(topic), owned, ProducerRecord(REQUEST_PRODUCER), TopicProducers(0, ignore))
+        producer.is_own = True
+        return producer
 
     async def _admit(
         self,

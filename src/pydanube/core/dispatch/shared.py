@@ -69,8 +69,9 @@ class SharedPolicy:
                 self._round.appendleft((member, left - count))
         if rest or not offered.following:
             self._round.clear()
-        for member, ranges in assigned.items():
-            self._in_flight.add(member.number, ranges)
+        if not offered.once:  # else they are acknowledged at once
+            for member, ranges in assigned.items():
+                self._in_flight.add(member.number, ranges)
         return [Assignment(member, ranges) for member, ranges in assigned.items()], rest
 
     def _next_share(self, rows: int) -> tuple[Member, int] | None:
