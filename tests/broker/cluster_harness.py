@@ -584,10 +584,12 @@ def releases(writes: Writes) -> bool:
 
 
 @asynccontextmanager
-async def moving_cluster(directory: Path, *names: str, **changes: Any) -> AsyncIterator[MovingCluster]:
+async def moving_cluster(
+    directory: Path, *names: str, objects: MemoryStore | None = None, **changes: Any
+) -> AsyncIterator[MovingCluster]:
     async with opened_store(directory, SystemClock()) as (store, parts):
         await store.transact([], [put_level(THIS_RELEASE.newest)])
-        cluster = MovingCluster(directory, store, MemoryStore(), parts)
+        cluster = MovingCluster(directory, store, objects or MemoryStore(), parts)
         for name in names:
             await cluster.start(name, **changes)
         yield cluster

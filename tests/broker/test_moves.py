@@ -111,17 +111,6 @@ async def test_a_message_that_comes_into_memory_at_the_moment_of_the_move_is_not
         await answers[0]
 
 
-async def test_durable_partitions_are_refused_with_the_way_out(cluster):
-    await cluster.create(ack_level=AckLevel.DURABLE)
-    owner, other = pair(cluster)
-    with pytest.raises(Refused, match="set-ack-level"):
-        await move(owner, other.name)
-    await owner.client.publish(await owner.client.producer(), [b"one"])
-    with pytest.raises(Refused, match="stays with the log of this broker"):
-        await move(other, other.name)
-    assert owner.opened() == {0}
-
-
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 

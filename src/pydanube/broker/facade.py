@@ -240,7 +240,8 @@ class Broker:
         )
         self.moves = Moves(context, self._partitions)
         self.leftovers = Leftovers(context, self.publisher, self.decompression)
-        self.maintenance = Maintenance(context, self._partitions, self.leftovers)
+        self._kept_empty = KeptEmpty(self._partitions, self._cluster, clock)
+        self.maintenance = Maintenance(context, self._partitions, self.leftovers, lambda: self._kept_empty.failures)
         self.messages = StoredMessages(context, self._partitions, self.decompression, self.unread)
         visibility = Visibility(registry, authorizer, clock)
         self.topics = Topics(context, self._partitions, self._levels, self._deletion, self._takeover, visibility)
@@ -438,9 +439,7 @@ class Broker:
             self._tasks.spawn(self.cluster.run(), "load telling"),
             self._tasks.spawn(self._takeover.run(), "partitions taking over"),
             self._tasks.spawn(self.leftovers.tidy(), "leftovers tidying"),
-            self._tasks.spawn(
-                KeptEmpty(self._partitions, self._cluster, self._clock).run(), "drained partitions moving"
-            ),
+            self._tasks.spawn(self._kept_empty.run(), "drained partitions moving"),
         ]
         if self._slices is not None:
             self._store_loss = StoreLoss(self._context, self._slices, self._partitions, self.cluster.tell)

@@ -14,6 +14,7 @@ Invariants
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from pydanube.metadata.packing import unpack
@@ -36,7 +37,7 @@ from .cluster.node_records import (
     session_key,
     unpack_node,
 )
-from .cluster.owners import has_ledgers
+from .cluster.owners import Key, has_ledgers
 from .cluster.placing import is_bound_to_log
 from .context import BrokerContext
 from .leftovers import Leftovers
@@ -55,7 +56,14 @@ EXAMPLES_MAX: Final = 10
 class Maintenance:
     """The brokers of the cluster, as they are taken out of service and back."""
 
-    def __init__(self, context: BrokerContext, partitions: Partitions, leftovers: Leftovers) -> None:
+    def __init__(
+        self,
+        context: BrokerContext,
+        partitions: Partitions,
+        leftovers: Leftovers,
+        failures: Callable[[], dict[Key, str]],
+    ) -> None:
+        """`failures` returns why partitions of this broker could not be moved when that was tried last."""
         self._context = context
         self._registry = context.registry
         self._store = context.store
@@ -64,6 +72,7 @@ class Maintenance:
         self._partitions = partitions
         self._placement = partitions.placement
         self._leftovers = leftovers
+        self._failures = failures
 
     # -- drain and resume ----------------------------------------------------------------------------------------------
 
@@ -129,12 +138,13 @@ class Maintenance:
         """Return how far this broker is."""
         mine = self._membership.session.name
         stuck: list[StuckPartition] = []
-        keys = self._owners.of_broker(mine)
+        keys, failures = self._owners.of_broker(mine), self._failures()
         names = {self._registry.topic(name).topic_id: name for name in self._registry.topics()}
         for topic_id, index in keys:
             partition = self._partitions.find(topic_id, index)
-            if partition is not None and partition.unmovable:
-                stuck.append(StuckPartition(str(names.get(topic_id, topic_id)), index, partition.unmovable))
+            reason = partition.unmovable if partition is not None else ""
+            if reason := reason or failures.get((topic_id, index), ""):
+                stuck.append(StuckPartition(str(names.get(topic_id, topic_id)), index, reason))
         return DrainState(mine, len(keys), len(stuck), stuck[:EXAMPLES_MAX])
 
     # -- remove --------------------------------------------------------------------------------------------------------

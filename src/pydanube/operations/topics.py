@@ -25,6 +25,9 @@ from pydanube.model.topics import AckLevel, PartitionDescription, TopicConfig, T
 from .operation import CHANGE_SECONDS, Divisible, Done, EachOwner, Operation, Rest, TheOwner, on_cluster, on_topic
 from .paging import After, Filter, PageLimit
 
+MOVE_SECONDS: Final = 600.0
+"""How long a broker waits for another one to move a partition, which may have to be uploaded."""
+
 _Partition = Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": PARTITIONS_MAX - 1})]
 _Offset = Annotated[int, Meta(extra_json_schema={"minimum": 0})]
 _AckLevel = Annotated[str, Meta(extra_json_schema={"enum": [str(one) for one in AckLevel]})]
@@ -381,14 +384,15 @@ class MoveTopic(Operation[PartitionMoved], tag="topic.move"):
     """Move a partition to another broker.
 
     Its owner accepts nothing more, answers what it has accepted, and gives the partition to the broker `to`. Clients
-    follow by themselves. Refused if that broker takes no partitions, if the partition waits for a broker that is away,
-    or if its messages are in the log or the memory of its owner only.
+    follow by themselves. A `durable` or `written` partition is uploaded first, while it is served. Refused if that
+    broker takes no partitions, if the partition waits for a broker that is away, or if it has messages that are in the
+    memory of its owner only.
     """
 
     needs = on_cluster(Action.ADMINISTER)
     where = TheOwner()
     is_repeatable = False
-    seconds = CHANGE_SECONDS
+    seconds = MOVE_SECONDS
     rest = _rest(
         "POST",
         f"{_PATH}/partitions/{{partition}}/move",

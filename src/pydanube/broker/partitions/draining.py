@@ -6,9 +6,11 @@
    the next owner sees the record and opens the partition; clients look it up and follow
 ```
 
-Partitions whose messages are in this broker's log (`durable`, `written`) stay with it and wait for its return.
+Partitions whose messages are in this broker's log (`durable`, `written`) stay with a broker that stops, and wait for
+its return.
 
-A broker that is drained goes on serving: it moves a few partitions at a time, and looks for others until it is resumed.
+A broker that is drained goes on serving: it moves a few partitions at a time, those in its log too (log_carrying), and
+looks for others until it is resumed.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from pydanube.broker.cluster.membership import MembershipListener
 from pydanube.broker.cluster.owners import Key
 from pydanube.broker.cluster.parts import ClusterParts
 from pydanube.runtime.clock import Clock
+from pydanube.runtime.retry import RetryBackoff
 from pydanube.runtime.tasks import Tasks
 from pydanube.runtime.telemetry import get_logger
 from pydanube.runtime.waits import wait_at_most
@@ -37,6 +40,9 @@ KEPT_EMPTY_AT_ONCE: Final = 16
 LOOKED_EVERY_S: Final = 1.0
 """How often a drained broker looks for partitions that can be moved by now; in memory, unless there are some."""
 
+LOOKED_EVERY_S_MAX: Final = 30.0
+"""The same while moves fail: those of partitions in the log interrupt their clients."""
+
 
 class KeptEmpty:
     """Moves the partitions of this broker away for as long as it is drained."""
@@ -46,25 +52,35 @@ class KeptEmpty:
         self._membership = cluster.membership
         self._clock = clock
         self._is_due = asyncio.Event()
+        self._backoff = RetryBackoff(LOOKED_EVERY_S, LOOKED_EVERY_S_MAX)
+        self.failures: dict[Key, str] = {}
+        """Why partitions could not be moved when that was tried last."""
         self._membership.subscribe(MembershipListener(drained=lambda _name: self._is_due.set()))
 
     async def run(self) -> None:
         """Look for partitions to move at an interval, and when a broker is drained, until cancelled: what is being
         moved then is left as it is."""
         while True:
-            while await self._move_some():
-                pass
-            await wait_at_most(self._is_due, LOOKED_EVERY_S, self._clock)
+            self.failures = await self._move_all()
+            if not self.failures:
+                self._backoff.reset()
+            pause_s = self._backoff.next() if self.failures else LOOKED_EVERY_S
+            await wait_at_most(self._is_due, pause_s, self._clock)
             self._is_due.clear()
 
-    async def _move_some(self) -> bool:
-        """Move some partitions; return whether any was, so that there may be others."""
-        if not (self._membership.is_drained(self._membership.session.name) and self._membership.holds()):
-            return False
-        some = self._partitions.movable()[:KEPT_EMPTY_AT_ONCE]
-        next_owners = self._partitions.placement.next_owners(some)
-        moving = (self._partitions.hand_over(key, broker) for key, broker in next_owners.items())
-        return any(error is None for error in await asyncio.gather(*moving))
+    async def _move_all(self) -> dict[Key, str]:
+        """Try once to move each partition that can be moved; return those that were not, each with the reason."""
+        failures: dict[Key, str] = {}
+        while self._membership.is_drained(self._membership.session.name) and self._membership.holds():
+            left = [key for key in self._partitions.movable(with_log=True) if key not in failures]
+            next_owners = self._partitions.placement.next_owners(left[:KEPT_EMPTY_AT_ONCE])
+            if not next_owners:
+                break
+            moving = (self._partitions.move(key, broker) for key, broker in next_owners.items())
+            for key, error in zip(next_owners, await asyncio.gather(*moving), strict=True):
+                if error is not None:
+                    failures[key] = error.message
+        return failures
 
 
 class Draining:

@@ -2,6 +2,7 @@
 
 ```
  asked broker ─► the partition's owner: can the target take it? does it answer? can the partition be moved?
+                 ─► of a partition in the owner's log: upload most of it, while it is served
                  ─► accept nothing more ─► everything counts ─► "no owner", the end, the target: one transaction
  the target sees the record and opens the partition; clients look it up and follow
 ```
@@ -13,12 +14,10 @@ Invariants
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 from pydanube.broker.cluster.owners import Key
 from pydanube.broker.context import BrokerContext
 from pydanube.model.cluster import BrokerSession, PartitionMoved
-from pydanube.model.errors import DanubeError, NotFound, Refused
+from pydanube.model.errors import NotFound, Refused
 from pydanube.model.names import TopicName
 from pydanube.model.positions import utc_text
 from pydanube.model.topics import BrokerDescription
@@ -70,12 +69,10 @@ class Moves:
         self._moving[key] = to
         try:
             await self._gathering.forward(to, DescribeBroker(), BrokerDescription)
-            error = await self._partitions.hand_over(key, to)
+            error = await self._partitions.move(key, to)
         finally:
             del self._moving[key]
         if error is not None:
-            with suppress(DanubeError):  # then the next client that needs the partition opens it
-                await self._partitions.get(name, index)
             raise error
         return PartitionMoved(index, self._membership.session.name, to)
 

@@ -20,6 +20,7 @@ from pydanube.model.errors import DanubeError, NotFound, Refused, Unavailable
 from pydanube.model.messages import Published
 from pydanube.model.positions import Position
 from pydanube.model.topics import PartitionDescription
+from pydanube.storage.slices import SliceWriter
 from pydanube.storage.stream import NoStream
 
 from .partition import FetchResult, Partition, PartitionParts
@@ -121,7 +122,7 @@ class NonReliablePartition(Partition):
     def unmovable(self) -> str:
         return ""
 
-    async def hand_over(self, broker: str, *, unfinished: bool = False) -> None:
+    async def hand_over(self, broker: str, *, unfinished: bool = False, slices: SliceWriter | None = None) -> None:
         await self._ownership.release_to(broker)
 
     def abandon(self, error: DanubeError) -> None:

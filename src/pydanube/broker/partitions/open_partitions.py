@@ -17,7 +17,7 @@ partition that is unloaded is opened again by the next call of `get`, once it is
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import partial
@@ -43,14 +43,17 @@ from pydanube.metadata.request_groups import JoinedTransactions
 from pydanube.metadata.store import list_all
 from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import Corrupt, DanubeError, NotFound, NotOwner, Refused, Unavailable
+from pydanube.model.limits import MIB
 from pydanube.model.names import TopicName
 from pydanube.model.policies import Policies
 from pydanube.model.topics import AckLevel, SubscriptionType, TopicConfig
-from pydanube.runtime.tasks import Tasks, run_together
+from pydanube.runtime.tasks import Tasks, ignore, run_together
 from pydanube.runtime.telemetry import get_logger
 from pydanube.storage.segments.history import PartitionHistory
+from pydanube.storage.slices import SliceWriter
 from pydanube.storage.wal import LogListener
 
+from .log_carrying import CARRIED_BYTES_MAX
 from .non_reliable_partition import NonReliablePartition
 from .opening_pauses import OpeningPauses
 from .ownership import Ownership
@@ -67,6 +70,12 @@ OPENED_AT_ONCE: Final = 128
 CLOSED_AT_ONCE: Final = 64
 """How many partitions are closed together when the broker stops: those of `stored` topics share slices."""
 
+CARRIED_BYTES: Final = 1 * MIB
+"""A partition in the log of this broker is moved when no more than this is left to upload, or after UPLOADS_MAX: so
+much is put while it is not served."""
+
+UPLOADS_MAX: Final = 8
+
 CLOSE_SECONDS: Final = 5.0
 """A broker that stops gives up when it could close no partition for this long: what they wait for is away, and others,
 or the next start, continue as after a crash."""
@@ -82,6 +91,9 @@ class Tiering(Protocol):
 
     def close_partition(self, topic_id: int, index: int) -> None:
         """Upload nothing more of a partition until it is opened again."""
+
+    async def upload(self, only: Collection[Key]) -> int:
+        """Upload all that these partitions have, due or not; return how many objects were made."""
 
     async def trim(self) -> None:
         """Let the log free the files whose records are uploaded."""
@@ -247,9 +259,12 @@ class Partitions:
 
     # -- handing partitions over ---------------------------------------------------------------------------------------
 
-    def movable(self) -> list[Key]:
-        """Return the open partitions that another broker can go on with."""
-        return [(topic_id, one.index) for topic_id, one in self._open.items() if not one.unmovable]
+    def movable(self, *, with_log: bool = False) -> list[Key]:
+        """Return the open partitions that another broker can go on with, those that move at once first. `with_log`:
+        also those whose messages are in the log of this broker."""
+        open_ones = [(topic_id, one) for topic_id, one in self._open.items() if not one.unmovable]
+        at_once = [(topic_id, one.index) for topic_id, one in open_ones if not one.is_in_log]
+        return at_once + [(topic_id, one.index) for topic_id, one in open_ones if with_log and one.is_in_log]
 
     def sliced(self) -> list[Key]:
         """Return those whose messages go to slices."""
@@ -272,10 +287,18 @@ class Partitions:
         partition = self._open.find(*key)
         if partition is None:
             return Unavailable(f"partition {key[1]} of topic {key[0]} is not open here any more: try again")
+        slices = None
+        if partition.is_in_log:
+            try:
+                slices = await self._prepare_to_carry(key, partition)
+            except DanubeError as error:
+                return error
         if partition.unmovable:
             return Refused(partition.unmovable)
+        if partition.closed is not None:
+            return copy(partition.closed)
         partition.stop_for(broker)
-        moving = self._hand_over(key, partition, broker, unfinished)
+        moving = self._hand_over(key, partition, broker, unfinished, slices)
         task = self._tasks.spawn(moving, f"partition moving {partition.name}")
         self._being_closed[key] = partition, task
         self._open.remove(key[0], partition)
@@ -287,9 +310,47 @@ class Partitions:
             task.cancel()
         return Unavailable(f"{partition.name} was not moved in time") if task.cancelled() else task.result()
 
-    async def _hand_over(self, key: Key, partition: Partition, broker: str, unfinished: bool) -> DanubeError | None:
+    async def move(self, key: Key, broker: str) -> DanubeError | None:
+        """As `hand_over`, by a broker that goes on serving others: a partition that was not moved is served again."""
+        error = await self.hand_over(key, broker)
+        if error is not None and self._open.find(*key) is None:
+            name = next((one for one in self._registry.topics() if self._registry.topic(one).topic_id == key[0]), None)
+            if name is not None:
+                with suppress(DanubeError):  # then the next client that needs the partition opens it
+                    await self.get(name, key[1])
+        return error
+
+    async def _prepare_to_carry(self, key: Key, partition: Partition) -> SliceWriter:
+        """Upload what the log has of a partition while it goes on being served, until little is left; return the slices
+        that take the rest. Raises Refused if the object store cannot keep slices."""
+        slices = self._recovery.slices
+        if slices is None or self._tiering is None:
+            raise Refused(f"{partition.name} is in the log of this broker only, and this broker has no object store")
         try:
-            await partition.hand_over(broker, unfinished=unfinished)
+            await slices.start()
+        except Refused as error:
+            raise Refused(f"{partition.name} cannot leave the log of this broker: {error.message}") from None
+        if not await slices.is_reachable():
+            raise Unavailable(
+                f"{partition.name} cannot leave the log of this broker: no object can be put now; try again"
+            )
+        for _ in range(UPLOADS_MAX):
+            if (left := _left_to_upload(partition)) <= CARRIED_BYTES:
+                break
+            if not await self._tiering.upload([key]) and _left_to_upload(partition) >= left:
+                raise Unavailable(f"{partition.name} cannot be uploaded now: see `danube storage usage`, and try again")
+        if (left := _left_to_upload(partition)) > CARRIED_BYTES_MAX:
+            raise Unavailable(
+                f"{partition.name} has {left} bytes that are not uploaded, and gets more as fast as they are: try "
+                f"again when it gets less"
+            )
+        return slices.writer()
+
+    async def _hand_over(
+        self, key: Key, partition: Partition, broker: str, unfinished: bool, slices: SliceWriter | None
+    ) -> DanubeError | None:
+        try:
+            await partition.hand_over(broker, unfinished=unfinished, slices=slices)
         except NotOwner:  # another broker has taken it already, and the answer to the release was lost
             return None
         except DanubeError as error:
@@ -486,6 +547,8 @@ class Partitions:
             partition.tier.release_expired()
             if found.slices is not None:
                 partition.state.carry_forward()  # the slices of former owners are needed until its snapshot counts
+            elif found.is_carried:
+                partition.state.barrier(ignore)  # opens a ledger: a snapshot of what came in slices is in the log then
         ownership.on_lost = partial(self._abandon, record.topic_id, partition)
         self.on_opened(name, partition)
         self._open.add(record.topic_id, partition)
@@ -623,3 +686,11 @@ class Partitions:
             self._closed_at = self._clock.monotonic()
         except DanubeError as error:
             log.warning("partition.close_failed", partition=partition.name, error=str(error))
+
+
+def _left_to_upload(partition: Partition) -> int:
+    """Return how many bytes are not uploaded. A gap counts as more than can be carried: it must be in the catalog."""
+    stream, first = partition.stream, partition.ownership.uploaded_end
+    first, end = max(first, stream.start_offset), stream.end_offset
+    size = partition.sizes.between(first, end)
+    return size if stream.gaps.messages(first, end) in (0, end - first) else max(size, CARRIED_BYTES + 1)

@@ -62,6 +62,7 @@ from pydanube.model.positions import utc_text
 from pydanube.runtime.tasks import ignore
 
 if TYPE_CHECKING:
+    from .log_carrying import Carried
     from .sliced_log import SlicedLog
 
 TRIES_MAX: Final = 5
@@ -516,11 +517,22 @@ class Ownership:
         async with self._writing:
             self.give_up(NotOwner(f"{self._name} was closed by this broker: look its owner up again"))
 
-    async def release_to(self, broker: str, reserved_end: int | None = None, *, unfinished: bool = False) -> None:
+    async def take_ledger_id(self) -> int:
+        """Return the id of a ledger that is listed later, by `release_to`."""
+        return await self._ledger_ids.take()
+
+    async def release_to(
+        self,
+        broker: str,
+        reserved_end: int | None = None,
+        *,
+        unfinished: bool = False,
+        carried: Carried | None = None,
+    ) -> None:
         """Give the partition up, and have `broker` take it: "no owner", the next broker and the end of this owner's
         slices are written in one transaction. The caller knows that everything of the partition counts, or with
         `unfinished` that nothing more is acked: the next owner then finds the end of the slices itself, as after a
-        loss.
+        loss. `carried`: the slices that have what was in the log of this broker; the partition needs that no more.
 
         If the answer is lost, the record is read, and written again only if it was not. Raises what the store raises if
         that fails too, and NotOwner if the partition was lost meanwhile. Whatever happens, this owner writes nothing
@@ -528,23 +540,33 @@ class Ownership:
         """
 
         def released(record: PartitionRecord) -> PartitionRecord:
-            return msgspec.structs.replace(
+            record = msgspec.structs.replace(
                 record,
                 owner="",
                 assigned=broker,
                 reserved_end=record.reserved_end if reserved_end is None else reserved_end,
                 sequences=record.sequences if unfinished else self._ended_sequences(record),
             )
+            if carried is None:
+                return record
+            return msgspec.structs.replace(
+                record, log="", sequences=[*record.sequences, carried.sequence], promised_end=carried.end
+            )
 
+        own = self._membership.session.log
+        listed = [
+            Put(ledger_key(self.topic_id, self.index, one), pack(LedgerRecord(kind, self.epoch, own, sliced=True)))
+            for one, kind in (carried.ledgers if carried is not None else ())
+        ]
         async with self._writing:
             self._is_releasing = True
             try:
                 try:
-                    await self._change_record(released)
+                    await self._change_record(released, listed)
                 except NotOwner:
                     raise
                 except DanubeError:
-                    await self._change_record(released)
+                    await self._change_record(released, listed)
             finally:
                 self.give_up(NotOwner(f"{self._name} was released by this broker: look its owner up again"))
 

@@ -27,6 +27,7 @@ from pydanube.model.positions import Position
 from pydanube.model.topics import PartitionDescription
 from pydanube.runtime.clock import MICROSECONDS, Clock
 from pydanube.runtime.tasks import Tasks
+from pydanube.storage.slices import SliceWriter
 from pydanube.storage.stream import PartitionStream
 
 from .ownership import Ownership
@@ -218,10 +219,15 @@ class Partition(ABC):
         written, before this returns. Raises DanubeError if the log or the metadata fails; the partition then continues
         as after a crash."""
 
+    is_in_log = False
+    """Whether what is not uploaded is in the log of this broker only: it has to be put elsewhere before another broker
+    can go on with the partition."""
+
     @property
     @abstractmethod
     def unmovable(self) -> str:
-        """Why no other broker can go on with the partition now without a loss, and what helps; empty if one can."""
+        """Why no other broker can go on with the partition now without a loss, and what helps; empty if one can, or
+        could if what `is_in_log` were elsewhere."""
 
     def stop_for(self, broker: str) -> None:
         """Stop serving, because `broker` is to take the partition: the first step of `hand_over`, which is taken in the
@@ -230,11 +236,11 @@ class Partition(ABC):
         self._end(NotOwner(f"{self.name} moves to broker {broker!r}: look its owner up again"))
 
     @abstractmethod
-    async def hand_over(self, broker: str, *, unfinished: bool = False) -> None:
+    async def hand_over(self, broker: str, *, unfinished: bool = False, slices: SliceWriter | None = None) -> None:
         """End as `unload` does, after `stop_for`, so that `broker` takes the partition at once: the end and "no owner"
         are one transaction. `unfinished`: what is on its way to slices is not waited for, because they were ended.
-        Raises DanubeError if the log or the metadata fails; the partition then continues as after a crash, wherever its
-        record says."""
+        `slices`: where a partition goes that `is_in_log`. Raises DanubeError if the log, the object store or the
+        metadata fails; the partition then continues as after a crash, wherever its record says."""
 
     def _unloaded(self) -> NotOwner:
         """Return the error that makes clients open the partition again."""

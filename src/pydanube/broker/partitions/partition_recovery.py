@@ -62,6 +62,8 @@ class RecoveredPartition(NamedTuple):
     history: PartitionHistory | None = None
     slices: SlicedLog | None = None
     """Of a `stored` partition: where its records go."""
+    is_carried: bool = False
+    """Whether it came in slices into this broker's log, which has nothing of it yet."""
 
 
 @dataclass(eq=False)
@@ -110,11 +112,14 @@ class PartitionRecovery:
                 await self._move_to_objects(name, ownership, ledgers, logged, kept)
                 ledgers = []
             return await self._recover_stored(name, ownership, ledgers, starts, kept)
-        if ownership.is_in_slices(ledgers):  # it was `stored` before
-            stored = await self._recover_stored(name, ownership, ledgers, starts, kept)
-            await self._end_slices(name, ownership, stored)
+        carried = None
+        if ownership.is_in_slices(ledgers):  # it was `stored` before, or another broker had it in its log
+            carried = await self._recover_stored(name, ownership, ledgers, starts, kept)
+            await self._end_slices(name, ownership, carried)
             ledgers = []
         found = await self._recover_logged(name, ack_level, ownership, ledgers, starts, kept)
+        if carried is not None:  # it also knows the producers of messages that are gone, and the seeks
+            found = found._replace(log=carried.log, cursors=carried.cursors, is_carried=True)
         if ack_level is AckLevel.DURABLE and ownership.makes_promises:
             await ownership.keep_promise(found.log.next_offset)
         return found

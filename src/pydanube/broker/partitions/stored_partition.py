@@ -35,10 +35,12 @@ from pydanube.model.positions import Position
 from pydanube.model.topics import AckLevel, PartitionDescription
 from pydanube.runtime.tasks import outcome_of
 from pydanube.runtime.waits import Signal
+from pydanube.storage.slices import SliceWriter
 from pydanube.storage.stream import LoggedStream, MemoryStream, PartitionStream, StoredRange
 from pydanube.storage.wal import DurabilityLevel, LogWriter
 
 from .backlog_quota import BacklogQuota, stored_sizes
+from .log_carrying import LogCarrier
 from .partition import FetchResult, Partition, PartitionParts
 from .publish_queue import PublishDone
 from .sliced_log import AppendLog, SlicedLog
@@ -101,6 +103,7 @@ class StoredPartition(Partition):
         self.ack_level = ack_level
         self.stream = stream
         self.is_logged = isinstance(stream, LoggedStream)
+        self.is_in_log = self.is_logged and slices is None
         self.sizes = stored_sizes(stream, writer)
         self.append_times = stored_times(stream, writer)
         self.quota = BacklogQuota(parts.name, stream, self.sizes, self.subscriptions)
@@ -477,25 +480,18 @@ class StoredPartition(Partition):
 
     @property
     def unmovable(self) -> str:
-        is_bound = self._ownership.is_bound_to_log
-        if self.ack_level is AckLevel.MEMORY and not is_bound:
-            if self.settled_below() >= self.stream.end_offset:
-                return ""
+        if self.ack_level is AckLevel.MEMORY and self.settled_below() < self.stream.end_offset:
             return f"{self.name} has messages that are in the memory of this broker only: wait until they are acked"
-        if self._slices is not None and not is_bound:
-            return ""
-        remedy = " (`danube topics set-ack-level` puts a durable topic into the object store)"
-        return f"{self.name} stays with the log of this broker, because its messages are acked as {self.ack_level}" + (
-            remedy if self.ack_level is AckLevel.DURABLE else ""
-        )
+        return ""
 
     def stop_for(self, broker: str) -> None:
         super().stop_for(broker)
         self._deliver()
 
-    async def hand_over(self, broker: str, *, unfinished: bool = False) -> None:
+    async def hand_over(self, broker: str, *, unfinished: bool = False, slices: SliceWriter | None = None) -> None:
         """See Partition.hand_over. Cancelled: the partition continues as after a crash."""
         assert self.closed is not None, "stop_for comes first"
+        assert slices is not None or not self.is_in_log
         error = self.closed
         unfinished = unfinished and self._slices is not None
         try:
@@ -505,7 +501,10 @@ class StoredPartition(Partition):
             else:
                 await self._finish_appends(error)
             reserved_end = None if self.ack_level.is_dense else self._log.next_offset
-            await self._ownership.release_to(broker, reserved_end, unfinished=unfinished)
+            carried = None
+            if slices is not None and isinstance(self.stream, LoggedStream):
+                carried = await LogCarrier(slices, self._ownership, self.name).carry(self.stream, self._snapshot())
+            await self._ownership.release_to(broker, reserved_end, unfinished=unfinished, carried=carried)
             if unfinished:
                 await self.finish_abandoned()
         finally:

@@ -37,6 +37,7 @@ from pydanube.model.names import TopicName
 from pydanube.model.paging import TOPIC_NUMBERS, PageQuery
 from pydanube.model.positions import Position
 from pydanube.model.topics import AckLevelName, TopicDescription
+from pydanube.operations.topics import MOVE_SECONDS
 
 if TYPE_CHECKING:
     from pydanube.client import Client
@@ -247,9 +248,12 @@ def move(topic: TopicName, partition: int, to: str, url: str) -> None:
 
     Its owner accepts nothing more, answers what it has accepted, and gives the partition away; clients follow by
     themselves. A publish waits a moment. Partitions of `stored` and non-reliable topics move at once, those of `memory`
-    topics when everything in them is acked.
+    topics when everything in them is acked. Those of `durable` and `written` topics are uploaded first, while they are
+    served; if the command is interrupted, that goes on.
     """
-    moved = with_client(url, lambda client: client.move_topic(str(topic), to, partition=partition))
+    moved = with_client(
+        url, lambda client: client.move_topic(str(topic), to, partition=partition), answer_seconds=MOVE_SECONDS
+    )
     show(moved, f"partition {partition} of {topic} moved from broker {moved.source} to broker {moved.target}")
 
 
