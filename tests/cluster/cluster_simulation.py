@@ -1,10 +1,11 @@
 """A cluster in one process, in virtual time, from one seed: what breaks in it, what changes in it, and what is judged.
 
-The seed decides when a broker is killed, paused, cut off, and when the object store is away, while producers repeat
-what was not answered and consumers ack what they get. Meanwhile a topic grows, another is deleted and created anew, a
-subscription comes and goes, and a query writes by stages. Afterwards everything is healed and judged by
-`recorded_history`: what was acked is at its offset, once; nothing of a deleted topic is in the next one of its name; a
-committed batch is there whole, and one that was given up not at all; what was consumed and acked does not come again.
+The seed decides when a broker joins, is killed, paused, cut off or drained, when partitions are moved, and when the
+object store is away, while producers repeat what was not answered and consumers ack what they get. Meanwhile a topic
+grows, another is deleted and created anew, a subscription comes and goes, and a query writes by stages. Afterwards
+everything is healed and judged by `recorded_history`: what was acked is at its offset, once; nothing of a deleted topic
+is in the next one of its name; a committed batch is there whole, and one that was given up not at all; what was
+consumed and acked does not come again.
 
     python tests/cluster/cluster_simulation.py SEED [COUNT [SECONDS]] [-v]
 
@@ -37,10 +38,17 @@ from simulated_cluster import PATIENCE_S, SESSION_S, SimulatedBroker, SimulatedC
 from virtual_time import VirtualClock, memory_directory, run_virtually
 
 from pydanube.broker import Broker
+from pydanube.broker.handlers import Caller, carry_out
+from pydanube.core.access import ANONYMOUS
 from pydanube.metadata.embedded import EmbeddedStore
+from pydanube.metadata.levels import put_level
 from pydanube.model.errors import AlreadyExists, DanubeError
+from pydanube.model.levels import THIS_RELEASE
 from pydanube.model.names import TopicName
 from pydanube.model.topics import AckLevel
+from pydanube.operations import Operation
+from pydanube.operations.brokers import DrainBroker, ResumeBroker
+from pydanube.operations.topics import MoveTopic
 from pydanube.runtime import telemetry
 
 TOPIC: Final = TopicName.parse("/default/stored")
@@ -54,6 +62,7 @@ class FaultPlan:
     def __init__(self, world: SimulatedCluster) -> None:
         self._world = world
         self._chance = random.Random(world.chance.random())
+        self._asking: list[asyncio.Task[None]] = []
 
     async def run(self, count: int) -> None:
         faults = [
@@ -66,10 +75,13 @@ class FaultPlan:
             self.change_line_faults,
             self.stop,
             self.lose_store,
+            self.move,
+            self.drain,
+            self.end_drain,
         ]
         for _ in range(count):
             await asyncio.sleep(self._chance.choice([0.05, 0.5, 2.0, 6.0]) * self._chance.random())
-            await self._chance.choices(faults, [3, 3, 2, 2, 1, 1, 2, 2, 1])[0]()
+            await self._chance.choices(faults, [3, 3, 2, 2, 1, 1, 2, 2, 1, 4, 1, 1])[0]()
         await self.heal()
 
     def _choose(self, fits: Callable[[SimulatedBroker], bool]) -> SimulatedBroker | None:
@@ -119,6 +131,37 @@ class FaultPlan:
             self._world.tell(f"{one.name} alone loses the object store")
             await asyncio.sleep(self._chance.choice([1.0, 12.0, 30.0]))
 
+    async def move(self) -> None:
+        """Have some partitions moved, one after the other, while other things break."""
+        for _ in range(self._chance.choice([1, 3, 10])):
+            index, to = self._chance.randrange(PARTITIONS), self._chance.choice(list(self._world.brokers))
+            self._ask(MoveTopic(topic=TOPIC, partition=index, to=to), f"move partition {index} to {to}")
+            await asyncio.sleep(self._chance.expovariate(2))
+
+    async def drain(self) -> None:
+        name = self._chance.choice(list(self._world.brokers))
+        self._ask(DrainBroker(broker=name), f"drain {name}")
+
+    async def end_drain(self) -> None:
+        name = self._chance.choice(list(self._world.brokers))
+        self._ask(ResumeBroker(broker=name), f"resume {name}")
+
+    def _ask(self, operation: Operation[Any], what: str) -> None:
+        """Ask some broker, and tell what it answers; what is refused, or whose answer is lost, is no complaint."""
+        asked = self._choose(lambda one: not one.is_down and one.broker is not None)
+        if asked is None:
+            return
+        at = self._world.connect(asked)
+
+        async def ask() -> None:
+            try:
+                await self._world.ask(at, lambda broker: carry_out(broker, Caller(ANONYMOUS), operation))
+                self._world.tell(f"{what}: done")
+            except DanubeError as error:
+                self._world.tell(f"{what}: {error.message}")
+
+        self._asking.append(asyncio.create_task(ask()))
+
     async def change_line_faults(self) -> None:
         line_faults = self._world.line_faults
         line_faults.objects_away = not line_faults.objects_away and self._chance.random() < 0.3
@@ -139,6 +182,11 @@ class FaultPlan:
             one.process.resume()
             if one.is_down:
                 one.start()
+        for name in self._world.brokers:
+            await self._world.at_owner(
+                lambda broker, name=name: carry_out(broker, Caller(ANONYMOUS), ResumeBroker(broker=name))
+            )
+        await asyncio.gather(*self._asking)
 
 
 class SimulationOutcome(NamedTuple):
@@ -158,6 +206,7 @@ class Simulation:
         self._all = SimulatedSubscription(
             self.topic, SUBSCRIPTION, self.topic.history.received.setdefault(SUBSCRIPTION, [])
         )
+        self._level = AckLevel.DURABLE if world.chance.random() < 0.3 else AckLevel.STORED
         self._producers = 0
         self._remaking: Remaking | None = None
         self._staged: StagedWrites | None = None
@@ -174,8 +223,10 @@ class Simulation:
 
     async def run(self) -> None:
         world = self.world
+        later = world.chance.choice([None, "b", "c"])
         for one in world.brokers.values():
-            one.start()
+            if one.name != later:  # it joins with the first restart, or at the end
+                one.start()
         await world.at_owner(self._create)
         async with asyncio.TaskGroup() as tasks:
             for index in range(PARTITIONS):
@@ -197,7 +248,7 @@ class Simulation:
 
     async def _create(self, broker: Broker) -> None:
         with suppress(AlreadyExists):
-            await BrokerClient(broker, TOPIC).create(partitions=PARTITIONS, ack_level=AckLevel.STORED)
+            await BrokerClient(broker, TOPIC).create(partitions=PARTITIONS, ack_level=self._level)
 
     def _begin_producer(self, tasks: asyncio.TaskGroup, index: int) -> None:
         producer = SimulatedProducer(self.world, self.topic, self._producers, index)
@@ -274,7 +325,9 @@ async def _read_partition(topic: TopicName, index: int, broker: Broker) -> list[
 
 async def simulate(seed: int, directory: Path) -> SimulationOutcome:
     """Run one history, and return what came out."""
-    world = SimulatedCluster(seed, await EmbeddedStore.open(directory / "metadata.db", VirtualClock()))
+    metadata = await EmbeddedStore.open(directory / "metadata.db", VirtualClock())
+    await metadata.transact([], [put_level(THIS_RELEASE.newest)])
+    world = SimulatedCluster(seed, metadata)
     simulation = Simulation(world)
     try:
         await simulation.run()

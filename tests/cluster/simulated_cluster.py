@@ -34,6 +34,7 @@ from pydanube.metadata.store import Event, KeyValue
 from pydanube.model.addresses import BrokerAddresses
 from pydanube.model.cluster import BrokerSession
 from pydanube.model.errors import DanubeError, NotOwner, Unavailable
+from pydanube.model.levels import THIS_RELEASE
 from pydanube.model.messages import Published
 from pydanube.model.names import TopicName
 from pydanube.model.replies import InboxAddress, ReplyHead
@@ -298,7 +299,7 @@ class SimulatedBroker:
         self._closing.push_async_callback(tasks.close)
         follower = registry.follower
         addresses = BrokerAddresses(self.address)
-        session = BrokerSession(self.name, 0, addresses, log=identity.incarnation)
+        session = BrokerSession(self.name, 0, addresses, log=identity.incarnation, level=THIS_RELEASE.newest)
         membership = ClusterMembership(store, follower, clock, tasks, lambda: session, "log-a", SESSION_S)
         cluster = ClusterParts(membership, ClusterOwners(membership, follower), SimulatedPeers(world), Loads(follower))
         storage = replace(TIERING, segment_age_s=world.segment_age_s, segment_bytes=4096)
