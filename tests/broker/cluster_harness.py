@@ -38,7 +38,7 @@ from pydanube.metadata.following import Follower
 from pydanube.metadata.levels import put_level
 from pydanube.metadata.packing import pack, unpack
 from pydanube.metadata.store import Compare, Delete, MetadataStore, Put
-from pydanube.model.addresses import BrokerAddresses
+from pydanube.model.addresses import NO_ADDRESSES, BrokerAddresses
 from pydanube.model.cluster import BrokerSession
 from pydanube.model.levels import THIS_RELEASE
 from pydanube.model.names import TopicName
@@ -498,11 +498,15 @@ class MovingBroker:
         self.name = name
         self.broker = broker
         self.server = server
-        """Its listener, for other brokers."""
+        """Its listener, for clients and other brokers."""
         self.membership = membership
         self.faults = faults
         self.client = BrokerClient(broker)
         self.partitions = broker._partitions
+
+    @property
+    def address(self) -> str:
+        return self.membership.session.addresses.native
 
     def opened(self, topic: TopicName = TOPIC) -> set[int]:
         return {one.index for one in self.partitions.of(topic)}
@@ -528,7 +532,7 @@ class MovingCluster:
         clock, parts, faults, log = SystemClock(), self._parts, FaultyStore(), f"log-{name}"
         store = faults.before(self.store)
 
-        session = BrokerSession(name, 0, BrokerAddresses(f"{name}.test:6650"), log=log, level=THIS_RELEASE.newest)
+        session = BrokerSession(name, 0, NO_ADDRESSES, log=log, level=THIS_RELEASE.newest)
 
         async def make_cluster(registry: Registry, tasks: Tasks) -> ClusterParts:
             follower = registry.follower
@@ -547,7 +551,7 @@ class MovingCluster:
         server = NativeServer(made.broker, LimitSettings(), clock, made.broker._tasks)
         host, port = await server.start("127.0.0.1", 0)
         parts.push_async_callback(server.close, 0.0)
-        session = replace(session, inside=BrokerAddresses(f"{host}:{port}"))
+        session = replace(session, addresses=BrokerAddresses(f"{host}:{port}"))
         await made.cluster.membership.join()
         made.broker.joined()
         node = self.brokers[name] = MovingBroker(name, made.broker, made.cluster.membership, faults, server)

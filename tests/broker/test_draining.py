@@ -123,7 +123,7 @@ async def test_a_publish_during_the_move_is_not_owner_and_who_asks_again_is_told
     await leaving
     with pytest.raises(NotOwner) as told:
         await asked
-    assert told.value.owner == f"{other.name}.test:6650"
+    assert told.value.owner == other.address
     await until(lambda: other.opened() == {0})
     assert await other.client.read_all() == []
 
