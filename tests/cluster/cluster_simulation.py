@@ -42,7 +42,7 @@ from pydanube.broker.handlers import Caller, carry_out
 from pydanube.core.access import ANONYMOUS
 from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.metadata.levels import put_level
-from pydanube.model.errors import AlreadyExists, DanubeError
+from pydanube.model.errors import AlreadyExists, DanubeError, NotFound
 from pydanube.model.levels import THIS_RELEASE
 from pydanube.model.names import TopicName
 from pydanube.model.topics import AckLevel
@@ -155,7 +155,7 @@ class FaultPlan:
 
         async def ask() -> None:
             try:
-                await self._world.ask(at, lambda broker: carry_out(broker, Caller(ANONYMOUS), operation))
+                await self._world.ask(at, partial(_do, operation))
                 self._world.tell(f"{what}: done")
             except DanubeError as error:
                 self._world.tell(f"{what}: {error.message}")
@@ -183,9 +183,8 @@ class FaultPlan:
             if one.is_down:
                 one.start()
         for name in self._world.brokers:
-            await self._world.at_owner(
-                lambda broker, name=name: carry_out(broker, Caller(ANONYMOUS), ResumeBroker(broker=name))
-            )
+            with suppress(NotFound):  # it joins only now
+                await self._world.at_owner(partial(_do, ResumeBroker(broker=name)))
         await asyncio.gather(*self._asking)
 
 
@@ -317,6 +316,10 @@ def _lacks(topic: SimulatedTopic) -> bool:
         return False
     wanted = {one.tag for one in topic.history.publishes if one.outcome is Outcome.ACKED}
     return any(wanted - {row.tag for row in rows} for rows in topic.history.received.values())
+
+
+async def _do(operation: Operation[Any], broker: Broker) -> None:
+    await carry_out(broker, Caller(ANONYMOUS), operation)
 
 
 async def _read_partition(topic: TopicName, index: int, broker: Broker) -> list[tuple[int, bytes]]:
