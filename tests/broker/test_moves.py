@@ -7,16 +7,20 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from broker_harness import TOPIC
+from broker_harness import TOPIC, truncate
 from cluster_harness import MovingBroker, MovingCluster, moving_cluster, releases
 
 from pydanube.broker import Published
 from pydanube.broker.cluster.loads import LEAVING
 from pydanube.broker.handlers import carry_out
+from pydanube.broker.registry.records import partition_key
+from pydanube.core.access import ANONYMOUS
 from pydanube.core.identity import NOBODY
 from pydanube.model.cluster import PartitionMoved
 from pydanube.model.errors import NotFound, NotOwner, Refused, Unavailable
+from pydanube.model.positions import LATEST
 from pydanube.model.topics import AckLevel
+from pydanube.operations.subscriptions import Seek
 from pydanube.operations.topics import MoveTopic
 from waiting import until
 
@@ -188,6 +192,56 @@ async def test_a_broker_alone_refuses(tmp_path):
         await cluster.create()
         with pytest.raises(Refused, match=r"partition 0 of .* is at broker 'a' already"):
             await move(cluster.brokers["a"], "a")
+
+
+# -- what else changes -------------------------------------------------------------------------------------------------
+
+
+async def test_a_topic_that_is_deleted_during_a_move_is_gone(cluster):
+    topic_id = await cluster.create()
+    owner, other = pair(cluster)
+    await owner.client.publish(await owner.client.producer(), [b"one"])
+    held = owner.faults.hold(releases)
+    moving = asyncio.create_task(move(owner, other.name))
+    await held.asked.wait()
+    await other.broker.topics.delete(ANONYMOUS, TOPIC)
+    await until(lambda: owner.broker._registry.find_topic(TOPIC) is None)
+    held.go_on()
+    with pytest.raises(NotFound):
+        await moving
+    assert await cluster.store.get(partition_key(topic_id, 0)) is None
+    assert await cluster.create() != topic_id
+    assert await cluster.owners()[0].client.read_all() == []
+
+
+async def test_a_topic_may_change_in_every_way_during_a_move(cluster):
+    topic_id = await cluster.create(partitions=1)
+    owner, other = pair(cluster)
+    await owner.client.publish(await owner.client.producer(), [b"0", b"1", b"2"])
+    collected = await owner.client.subscribe()
+    await collected.wait_for(3)
+    held = owner.faults.hold(releases)
+    moving = asyncio.create_task(move(owner, other.name))
+    await held.asked.wait()
+    await other.broker.topics.grow(ANONYMOUS, TOPIC, 2)
+    await other.broker.policies.set(ANONYMOUS, TOPIC, {"retention_s": 1000}, "")
+    truncating = asyncio.create_task(truncate(other.broker, TOPIC, {0: 1}))
+    seek = Seek(topic=TOPIC, subscription="billing", position=LATEST)
+    seeking = asyncio.create_task(carry_out(other.broker, NOBODY, seek))
+    held.go_on()
+    await moving
+    outcomes = await asyncio.gather(truncating, seeking, return_exceptions=True)
+    assert all(isinstance(one, NotOwner | Unavailable) for one in outcomes if isinstance(one, BaseException)), outcomes
+    await until(lambda: 0 in other.opened() and len(cluster.owners()) == 2)
+    await truncate(other.broker, TOPIC, {0: 1})  # as a caller does who was told to ask again
+    await carry_out(other.broker, NOBODY, seek)
+    partition = other.partitions.find(topic_id, 0)
+    assert partition is not None
+    await until(lambda: partition.policies.retention_s == 1000)
+    assert await other.client.start() == 1
+    again = await other.client.subscribe()
+    await other.client.publish(await other.client.producer(), [b"3"])
+    assert await again.wait_for(1) == [(3, b"3")]
 
 
 # -- what fails --------------------------------------------------------------------------------------------------------

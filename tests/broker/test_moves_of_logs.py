@@ -12,9 +12,10 @@ from cluster_harness import MovingBroker, MovingCluster, moving_cluster, release
 from metadata_harness import puts
 from tiering_harness import FaultyObjectStore, upload_all
 
-from pydanube.broker.handlers import Caller, carry_out
+from pydanube.broker.handlers import carry_out
 from pydanube.broker.registry.records import DROPPED, LEDGERS, PARTITIONS
 from pydanube.core.access import ANONYMOUS
+from pydanube.core.identity import NOBODY
 from pydanube.metadata.store import list_all
 from pydanube.model.errors import Refused, Unavailable
 from pydanube.model.topics import AckLevel
@@ -57,7 +58,7 @@ def pair(cluster: MovingCluster) -> tuple[MovingBroker, MovingBroker]:
 
 
 async def move(by: MovingBroker, to: MovingBroker) -> None:
-    await carry_out(by.broker, Caller(ANONYMOUS), MoveTopic(topic=TOPIC, partition=0, to=to.name))
+    await carry_out(by.broker, NOBODY, MoveTopic(topic=TOPIC, partition=0, to=to.name))
 
 
 async def moved(by: MovingBroker, to: MovingBroker) -> None:
@@ -193,10 +194,10 @@ async def test_a_store_without_create_only_puts_is_refused_by_name(tmp_path):
         with pytest.raises(Refused, match="cannot leave the log of this broker: memory:// cannot keep topics"):
             await move(owner, other)
         assert collected.error is None and owner.opened() == {0}
-        state = await carry_out(other.broker, Caller(ANONYMOUS), DrainBroker(broker=owner.name))
+        state = await carry_out(other.broker, NOBODY, DrainBroker(broker=owner.name))
         assert state.partitions == 1
         await until(lambda: bool(owner.broker._kept_empty.failures))
-        state = await carry_out(other.broker, Caller(ANONYMOUS), DrainBroker(broker=owner.name))
+        state = await carry_out(other.broker, NOBODY, DrainBroker(broker=owner.name))
         assert state.stuck == 1 and "memory:// cannot keep topics" in state.examples[0].reason
         assert collected.error is None
 
@@ -297,7 +298,7 @@ async def test_a_drain_of_durable_partitions_leaves_nothing_on_the_disk_that_is_
         for index, one in cluster.owners().items():
             await one.client.publish(await one.client.producer(partition=index), [b"%d" % index])
         a, b = cluster.brokers["a"], cluster.brokers["b"]
-        await carry_out(b.broker, Caller(ANONYMOUS), DrainBroker(broker="a"))
+        await carry_out(b.broker, NOBODY, DrainBroker(broker="a"))
         await until(lambda: not a.opened() and len(cluster.owners()) == 6)
         assert not await ledgers_of(cluster, "a")
         await a.broker.close()

@@ -38,8 +38,8 @@ from simulated_cluster import PATIENCE_S, SESSION_S, SimulatedBroker, SimulatedC
 from virtual_time import VirtualClock, memory_directory, run_virtually
 
 from pydanube.broker import Broker
-from pydanube.broker.handlers import Caller, carry_out
-from pydanube.core.access import ANONYMOUS
+from pydanube.broker.handlers import carry_out
+from pydanube.core.identity import NOBODY
 from pydanube.metadata.embedded import EmbeddedStore
 from pydanube.metadata.levels import put_level
 from pydanube.model.errors import AlreadyExists, DanubeError, NotFound
@@ -319,7 +319,7 @@ def _lacks(topic: SimulatedTopic) -> bool:
 
 
 async def _do(operation: Operation[Any], broker: Broker) -> None:
-    await carry_out(broker, Caller(ANONYMOUS), operation)
+    await carry_out(broker, NOBODY, operation)
 
 
 async def _read_partition(topic: TopicName, index: int, broker: Broker) -> list[tuple[int, bytes]]:

@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.xdist_group("moves killed"),
 ]
-MOVE_S: Final = 0.15
+MOVE_S: Final = 0.05
 """About as long as a move takes on a busy machine: the kills are spread over it."""
 
 

@@ -74,6 +74,7 @@ class Moves:
             del self._moving[key]
         if error is not None:
             raise error
+        self._registry.check_current(name, key[0])  # the topic may have been deleted meanwhile
         return PartitionMoved(index, self._membership.session.name, to)
 
     def _check_free(self, name: TopicName, key: Key) -> None:
