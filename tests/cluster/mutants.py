@@ -1,7 +1,7 @@
 """Mutants of the code that keeps brokers from harming each other, each with the test that catches it.
 
 A mutant is a copy of `src` in which one piece of text is replaced. ADR 0014 lists those of several brokers, ADR 0015
-those of the ack level `stored`.
+those of the ack level `stored`, ADR 0021 those of moves.
 """
 
 from __future__ import annotations
@@ -209,7 +209,35 @@ STORED_MUTANTS = [
     ),
 ]
 
-RECORDS = {"0014-several-brokers.md": MUTANTS, "0015-acks-from-the-object-store.md": STORED_MUTANTS}
+MOVE_MUTANTS = [
+    Mutant(
+        "slices of a move that are named before they count",
+        "broker/partitions/log_carrying.py",
+        "        await self._slices.flush()\n        sequence",
+        "        sequence",
+        "tests/broker/test_moves_of_logs.py::test_what_is_uploaded_what_is_not_and_every_position_move",
+    ),
+    Mutant(
+        "a move of a partition that still accepts",
+        "broker/partitions/open_partitions.py",
+        "        partition.stop_for(broker)\n        moving = self._hand_over(",
+        "        asyncio.get_running_loop().call_soon(partition.stop_for, broker)\n        moving = self._hand_over(",
+        "tests/broker/test_moves.py::test_a_message_that_comes_into_memory_at_the_moment_of_the_move_is_not_lost",
+    ),
+    Mutant(
+        "a drain that compares no other broker",
+        "broker/maintenance.py",
+        "value, await self._another_takes(name))",
+        "value, [])",
+        "tests/broker/test_maintenance.py::test_two_drains_at_once_leave_one_broker_that_takes_partitions",
+    ),
+]
+
+RECORDS = {
+    "0014-several-brokers.md": MUTANTS,
+    "0015-acks-from-the-object-store.md": STORED_MUTANTS,
+    "0021-moves.md": MOVE_MUTANTS,
+}
 """By decision record: the mutants that it lists."""
 
 

@@ -1,4 +1,4 @@
-"""Each mutant of ADR 0014 and ADR 0015 is caught by the test that is named for it. `make soak-cluster` runs them."""
+"""Each mutant of ADR 0014, 0015 and 0021 is caught by the test that is named for it. `make soak-cluster` runs them."""
 
 from __future__ import annotations
 

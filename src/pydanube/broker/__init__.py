@@ -4,6 +4,7 @@ Lives here      the facade (facade.py), handlers.py: which function carries out 
                 nearly every part needs
                 redrive lists dead letters and sends them back; leftovers lists and salvages what a broker has of
                 partitions that others took over
+                maintenance drains, resumes and removes brokers
                 unread_memory bounds what is read for clients and not received by them
                 peer_requests answers what only other brokers may ask
                 cluster/        the other brokers: who lives, who owns which partition, how to reach them

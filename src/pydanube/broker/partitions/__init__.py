@@ -3,7 +3,8 @@
 open_partitions         opens a partition when it is first needed, and keeps it open
 own_partitions          in a cluster: opens the partitions that are this broker's
 moves                   in a cluster: gives single partitions to the brokers that are named for them
-draining                in a cluster: gives partitions to other brokers when this one stops
+draining                in a cluster: gives partitions to other brokers when this one stops or is drained
+log_carrying            puts what only this broker's log has of a partition where its next owner finds it
 ownership, partition_recovery
                         what opening does: fence the former owner, then read back what it left
 partition               what both kinds of partitions share
