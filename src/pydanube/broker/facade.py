@@ -246,7 +246,7 @@ class Broker:
         visibility = Visibility(registry, authorizer, clock)
         self.topics = Topics(context, self._partitions, self._levels, self._deletion, self._takeover, visibility)
         self.namespaces = Namespaces(context, visibility)
-        self._lifetimes = Expiration(context, self._partitions, self.subscriptions, self._deletion)
+        self._lifetimes = Expiration(context, self._partitions, self.subscriptions, self._deletion, self._producers)
         self._compaction = MetadataCompaction(parts.store, self._cluster.membership, clock)
         self.peer_requests = PeerRequests(
             authorizer, self.security, self._producers, self._lifetimes.unused, self._cluster.membership

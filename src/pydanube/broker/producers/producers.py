@@ -33,7 +33,7 @@ from typing import Final, Literal
 from pydanube.broker.cluster.parts import ClusterParts
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.partitions.partition import Partition
-from pydanube.broker.registry.records import AccessRecord, ProducerRecord
+from pydanube.broker.registry.records import AccessRecord, ProducerRecord, TopicRecord
 from pydanube.broker.registry.registry import Registry
 from pydanube.broker.security.audit_operations import AuditSession, open_session
 from pydanube.codec.native.requests import CountProducers, Done, FenceProducers, ProducerCount
@@ -367,6 +367,19 @@ class Producers:
         """Return the live producers of a topic at this broker."""
         group = self._groups.get(topic_id)
         return ProducerCount() if group is None else ProducerCount(group.ids, group.holder or 0)
+
+    async def live_everywhere(self, topic: TopicName, record: TopicRecord) -> set[int]:
+        """Return the ids of the producers that a topic has at all brokers. Raises Unavailable if an owner of one of its
+        partitions is away or does not answer."""
+        placement = self._partitions.placement
+        for index, owner in enumerate(self._partitions.routing.owners_of(record)):
+            if owner is None and not placement.is_unplaced(record, index):
+                raise Unavailable(f"partition {index} of {topic} waits for its broker, which is away")
+        found = set(self.live(record.topic_id).ids)
+        for other in self._other_owners(topic, record.topic_id):
+            request = CountProducers(topic=str(topic), topic_id=record.topic_id)
+            found.update((await self._cluster.peers.request(other.name, request, ProducerCount)).ids)
+        return found
 
     def access_taken(self, topic_id: int, access: AccessRecord) -> None:
         """Fence the producers of a topic that another one has replaced, perhaps at another broker. Producers that were

@@ -182,13 +182,15 @@ class SubscriptionRecord(msgspec.Struct, omit_defaults=True):
 class ProducerRecord(msgspec.Struct, omit_defaults=True):
     """`access_epoch`: the access epoch of the topic when the name was last opened. Without a name, `epoch` is that.
     `opener`: a number that the client which opened it last chose for itself; 0 if it chose none. `owner`: the only
-    principal that may open the name; empty: it was never opened by a caller that was authenticated."""
+    principal that may open the name; empty: it was never opened by a caller that was authenticated. `used_at`: when the
+    name was last opened or seen in use; 0: an earlier release has written the record."""
 
     producer_id: int
     epoch: int = 0
     access_epoch: int = 0
     opener: int = 0
     owner: str = ""
+    used_at: int = 0
 
 
 class AccessRecord(msgspec.Struct, omit_defaults=True):

@@ -871,14 +871,19 @@ class Registry:
             found = await self._store.get(key)
             if found is None:
                 number = owned_id(owner, await self._producer_ids.take())
-                record = ProducerRecord(number, 0, access_epoch, opener, owner)
+                record = ProducerRecord(number, 0, access_epoch, opener, owner, self._clock.now_us())
                 value = pack(record)
             else:
                 former = unpack(found.value, ProducerRecord)
                 if not takes:
                     check_name_owned(name, topic, former.owner, owner)
                 record = ProducerRecord(
-                    former.producer_id, former.epoch + 1, access_epoch, opener, owner or former.owner
+                    former.producer_id,
+                    former.epoch + 1,
+                    access_epoch,
+                    opener,
+                    owner or former.owner,
+                    self._clock.now_us(),
                 )
                 is_repeated = former.opener == opener != 0 and former.owner == record.owner
                 if is_repeated and former.access_epoch >= access_epoch:

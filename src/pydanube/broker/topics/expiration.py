@@ -1,5 +1,5 @@
-"""Ends what has expired: messages past retention or time to live, backlogs past their quota, unused topics and
-subscriptions.
+"""Ends what has expired: messages past retention or time to live, backlogs past their quota, unused topics,
+subscriptions and names of producers.
 
 One task checks everything in turn, at an interval. What it drops is recorded durably (starts and cursors). What is
 unused, `unused` says.
@@ -13,6 +13,8 @@ from typing import Final
 from pydanube.broker.context import BrokerContext
 from pydanube.broker.partitions.open_partitions import Partitions
 from pydanube.broker.partitions.stored_partition import StoredPartition
+from pydanube.broker.producers.names import ProducerNames
+from pydanube.broker.producers.producers import Producers
 from pydanube.broker.registry.records import TopicRecord
 from pydanube.broker.subscriptions.subscriptions import Subscriptions
 from pydanube.broker.topics.retention import Retention
@@ -71,7 +73,12 @@ class Expiration:
     """Runs the rounds over all topics of this broker."""
 
     def __init__(
-        self, context: BrokerContext, partitions: Partitions, subscriptions: Subscriptions, deletion: TopicDeletion
+        self,
+        context: BrokerContext,
+        partitions: Partitions,
+        subscriptions: Subscriptions,
+        deletion: TopicDeletion,
+        producers: Producers,
     ) -> None:
         registry, clock, cluster = context.registry, context.clock, context.cluster
         self._cluster = cluster
@@ -81,6 +88,7 @@ class Expiration:
         self._deletion = deletion
         self._clock = clock
         self.unused = UnusedTopics(registry, partitions, deletion, clock, cluster)
+        self.names = ProducerNames(context, partitions, producers)
         self._by_partition: dict[tuple[int, int], PartitionExpiration] = {}
         self._damaged: set[tuple[int, int]] = set()
         """Partitions that are damaged, by topic id and index: they are not opened again here."""
@@ -106,6 +114,8 @@ class Expiration:
                 if record.reliable:
                     to_open -= await self._open_some(topic, record, to_open)
                     await self._check_partitions(topic, record)
+                if self._cluster.is_own(record.topic_id, 0):
+                    await self.names.expire(topic, record)
             except NotFound:
                 continue  # deleted meanwhile
             except DanubeError as error:
@@ -178,6 +188,7 @@ class Expiration:
         live = {record.topic_id for one in self._registry.topics() if (record := self._registry.find_topic(one))}
         self._by_partition = {key: one for key, one in self._by_partition.items() if key[0] in live}
         self.unused.keep(live)
+        self.names.keep(live)
         self._damaged = {key for key in self._damaged if key[0] in live}
         self._not_opened = {key for key in self._not_opened if key[0] in live}
 
