@@ -191,12 +191,10 @@ async def test_nacks_that_were_not_sent_are_dropped_with_their_connection(client
     await publish(client, b"0")
     async with client.consumer(TOPIC, subscription="billing", start="earliest") as consumer:
         message = await consumer.receive(timeout=60)
-        wire.open_for_new = False
-        wire.cut()
-        source = consumer._sources._sources[TOPIC, 0]
-        await until(lambda: source._session.handle is None)
-        await consumer.nack(message, delay=60)
-        wire.open_for_new = True
+        with wire.closed():
+            source = consumer._sources._sources[TOPIC, 0]
+            await until(lambda: source._session.handle is None)
+            await consumer.nack(message, delay=60)
         again = await consumer.receive(timeout=60)
         assert (again.offset, again.redeliveries) == (0, 0)
         await consumer.ack(again)

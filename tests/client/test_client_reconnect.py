@@ -59,18 +59,16 @@ class TestProducers:
         clock = StandingClock()
         async with pydanube.Client(wire.url, clock=clock) as client, client.producer(TOPIC, timeout=3) as producer:
             await producer.send(b"before")
-            wire.open_for_new = False
-            wire.cut()
-            sending = asyncio.create_task(producer.send(b"lost to time"))
-            await until(lambda: producer._buffer.messages == 1)
-            clock.advance(3.1)
-            with pytest.raises(Unavailable, match=r"3 s"):
-                await sending
-            producer.send_nowait(b"queued and lost")
-            clock.advance(3.1)
-            with pytest.raises(Unavailable, match="1 queued message"):
-                await producer.flush()
-            wire.open_for_new = True
+            with wire.closed():
+                sending = asyncio.create_task(producer.send(b"lost to time"))
+                await until(lambda: producer._buffer.messages == 1)
+                clock.advance(3.1)
+                with pytest.raises(Unavailable, match=r"3 s"):
+                    await sending
+                producer.send_nowait(b"queued and lost")
+                clock.advance(3.1)
+                with pytest.raises(Unavailable, match="1 queued message"):
+                    await producer.flush()
             assert (await producer.send(b"after")).offset == 1
             assert await stored(client) == [b"before", b"after"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -56,6 +56,14 @@ class FaultyProxy:
         """Close all connections; new ones are accepted."""
         for writer in self._writers:
             writer.transport.abort()
+
+    @contextlib.contextmanager
+    def closed(self) -> Iterator[None]:
+        """Close all connections, and abort new ones during the block."""
+        self.open_for_new = False
+        self.cut()
+        yield
+        self.open_for_new = True
 
     def freeze(self, *, to_server: bool = False, to_client: bool = False) -> None:
         """Let bytes pass only in the directions that are named; connections stay open, and new ones open."""
