@@ -75,7 +75,6 @@ def describe(app: App) -> list[HandlerDescription]:
 
 
 def asyncapi(app: App, title: str, version: str = "1.0.0") -> dict[str, Any]:
-    """Return the AsyncAPI document of the app."""
     channels: dict[str, Any] = {}
     messages: dict[str, Any] = {}
     operations: dict[str, Any] = {}

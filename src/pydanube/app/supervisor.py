@@ -142,5 +142,4 @@ def _python_files() -> Iterator[tuple[str, float]]:
 
 
 def worker_command(*arguments: str) -> list[str]:
-    """Return the command of one worker."""
     return [sys.executable, "-m", "pydanube.cli", "app", "run", *arguments]

@@ -129,7 +129,6 @@ class Gaps:
         return end - messages
 
     def largest(self, count: int) -> Gaps:
-        """Return the `count` largest gaps."""
         if len(self) <= count:
             return self
         return Gaps(sorted(self.ranges, key=lambda one: one[0] - one[1])[:count])

@@ -51,7 +51,6 @@ _ANY_CHARACTER: Final = "."
 
 
 def subscription_resource(topic: str, subscription: str) -> str:
-    """Return the resource of a subscription."""
     return f"{topic}/{subscription}"
 
 

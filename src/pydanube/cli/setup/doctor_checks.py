@@ -171,7 +171,6 @@ def extras() -> dict[str, list[str]]:
 
 
 def check_extra(name: str, packages: list[str]) -> Finding:
-    """Check whether the packages of an extra are installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     installed, missing = [], []

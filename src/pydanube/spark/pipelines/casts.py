@@ -68,7 +68,6 @@ def kind_of(name: str) -> str:
 
 
 def message_column(name: str) -> Column:
-    """Return a column of messages."""
     return Column(name, _OF_MESSAGES.get(name.lower(), ""))
 
 

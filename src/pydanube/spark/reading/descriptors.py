@@ -42,7 +42,6 @@ class DescribedPartition(DanubePartition):
 
 
 def descriptor_schema(rows: StructType) -> StructType:
-    """Return the schema of the descriptors of `rows`."""
     return StructType([StructField(COLUMN, StringType(), True, {ROWS_KEY: rows.json()})])
 
 

@@ -219,7 +219,6 @@ class ManifestWriter:
 
 
 async def number_at(store: MetadataStore, revision: int) -> int:
-    """Return the number of a manifest of this revision."""
     base = await store.get(BASE_KEY)
     return revision + (int(base.value) if base is not None else 0)
 
