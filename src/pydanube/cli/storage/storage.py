@@ -1,7 +1,6 @@
 """`danube storage`: object stores.
 
-`serve`, which offers a store over gRPC, and `restore`, which needs no broker, are here; the rest is in
-storage_admin.py.
+`serve`, which offers a store over gRPC, and `restore`, which needs no broker, are here; the rest is in admin.py.
 """
 
 from __future__ import annotations
@@ -28,6 +27,16 @@ if TYPE_CHECKING:
 
 PORT = click.IntRange(0, 65_535)
 DEFAULT_PORT = 6680
+
+
+_setting_option = click.option(
+    "--option", "options", type=STORE_OPTION, multiple=True, metavar="NAME=VALUE", help="A setting of the store."
+)
+_settings_file_option = click.option(
+    "--options-file",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="Settings of the store, a TOML table of text: the place for credentials.",
+)
 
 
 @click.group(
@@ -69,14 +78,8 @@ DANUBE_STORAGE_TOKEN=... danube storage serve --store file:///data --host 0.0.0.
     ),
 )
 @click.option("--store", "url", required=True, metavar="URL", help="The store: file:///DIR, s3://BUCKET/PREFIX, ...")
-@click.option(
-    "--option", "options", type=STORE_OPTION, multiple=True, metavar="NAME=VALUE", help="A setting of the store."
-)
-@click.option(
-    "--options-file",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="Settings of the store, a TOML table of text: the place for credentials.",
-)
+@_setting_option
+@_settings_file_option
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option("--port", type=PORT, default=DEFAULT_PORT, show_default=True, help="0 chooses one.")
 @click.option("--tls-key", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="Private key, PEM.")
@@ -153,14 +156,8 @@ danube serve --data-dir /var/lib/danube                     afterwards, with the
 )
 @click.option("--data-dir", type=click.Path(path_type=Path, file_okay=False), help="An empty directory, or none yet.")
 @click.option("--store", "url", metavar="URL", help="The store that has the history.  [default: storage.url]")
-@click.option(
-    "--option", "options", type=STORE_OPTION, multiple=True, metavar="NAME=VALUE", help="A setting of the store."
-)
-@click.option(
-    "--options-file",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="Settings of the store, a TOML table of text: the place for credentials.",
-)
+@_setting_option
+@_settings_file_option
 @config_option
 @json_option
 def restore(

@@ -26,6 +26,11 @@ class _TableSink(DataSource):
     options: MutableMapping[str, str]
     table_format: ClassVar[Format]
 
+    @classmethod
+    def name(cls) -> str:
+        use_python_of_driver()
+        return f"danube-{cls.table_format}"
+
     @message_first
     def schema(self) -> StructType:
         raise Invalid(self._only_writes())
@@ -61,18 +66,8 @@ class DanubeDeltaDataSource(_TableSink):
 
     table_format = "delta"
 
-    @classmethod
-    def name(cls) -> str:
-        use_python_of_driver()
-        return "danube-delta"
-
 
 class DanubeIcebergDataSource(_TableSink):
     """Writes data frames and landings to Iceberg tables."""
 
     table_format = "iceberg"
-
-    @classmethod
-    def name(cls) -> str:
-        use_python_of_driver()
-        return "danube-iceberg"
