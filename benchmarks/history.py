@@ -48,7 +48,7 @@ def store_of(wanted: argparse.Namespace, directory: Path) -> Iterator[tuple[str,
         url = wanted.store or (directory / "objects").as_uri()
         yield url, dict(one.split("=", 1) for one in wanted.option)
         return
-    sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "runtime"))
+    sys.path[:0] = [str(Path(__file__).parent.parent / "tests" / one) for one in ("runtime", "process")]
     from object_servers import S3_BUCKET, s3_server, s3_settings
 
     (directory / "weed").mkdir()

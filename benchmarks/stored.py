@@ -32,7 +32,7 @@ from pydanube.model.settings.sections import SliceSettings
 from pydanube.runtime.objects import ObjectStore
 from pydanube.runtime.objects.opening import open_store
 
-sys.path[:0] = [str(Path(__file__).parent.parent / "tests" / "runtime")]
+sys.path[:0] = [str(Path(__file__).parent.parent / "tests" / one) for one in ("runtime", "process")]
 from object_servers import S3_BUCKET, missing_weed, s3_server, s3_settings  # noqa: E402 -- found by the path above
 
 MESSAGE_BYTES = 1_000

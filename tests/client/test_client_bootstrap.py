@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from brokers import free_port
 from client_harness import server_that_says
 from impatient_clock import ImpatientClock
+from ports import free_port
 
 import pydanube
 from pydanube import Client, Invalid, Unavailable, testing

@@ -10,10 +10,10 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from brokers import free_port
 from client_harness import TOPIC, server_that_says, stored
 from flaky_wire import Wire, wired_broker
 from impatient_clock import StandingClock
+from ports import free_port
 from scripted_brokers import scripted_brokers
 
 import pydanube

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 from brokers import BrokerProcess
 from cluster_world import danube
-from etcd_cluster import EtcdCluster, EtcdMember, encoded, etcd_cluster, free_ports, missing_etcd
+from etcd_cluster import EtcdCluster, EtcdMember, encoded, etcd_cluster, missing_etcd
+from ports import free_ports
 
 from pydanube.broker.cluster.node_records import session_key
 

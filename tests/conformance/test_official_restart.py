@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from brokers import BrokerProcess, free_port
+from brokers import BrokerProcess
 from danube_client import OfficialClient
+from ports import free_port
 
 pytestmark = pytest.mark.process
 

@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from faulty_proxy import FaultyProxy
+from ports import free_ports, is_free
 
 READY_SECONDS = 60
 """How long etcd may take to be ready; a busy machine is slow."""
@@ -55,26 +55,6 @@ def free_shift() -> int:
         for shift in range(2_000 + 10 * start, 14_000, 10)
         if all(is_free(first + shift + number) for first in FIRST_PORTS for number in range(10))
     )
-
-
-def is_free(port: int) -> bool:
-    with socket.socket() as one:
-        try:
-            one.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 class EtcdMember:

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from etcd_cluster import EtcdCluster, EtcdMember, encoded, etcd_cluster, free_ports, missing_etcd, programs
+from etcd_cluster import EtcdCluster, EtcdMember, encoded, etcd_cluster, missing_etcd, programs
+from ports import free_ports
 
 from conformance import keys, put, take
 from pydanube.metadata.etcd.place import EtcdPlace, TlsFiles

@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from ports import free_port
+
 READY = re.compile(r"danube ready native=(\S+):(\d+) grpc=\S+:(\d+) admin=\S+:(\d+) http=\S+:(\d+)\n")
 
 PORTS = ("--port=0", "--grpc-port=0", "--admin-port=0", "--http-port=0")
 """Any free port for every listener: other brokers run on the same machine."""
-
-
-def free_port() -> int:
-    """Return a port below the range that outgoing connections are given, so that none of them takes it while a broker
-    is down."""
-    while True:
-        port = random.randrange(10_000, 32_000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 class BrokerProcess:

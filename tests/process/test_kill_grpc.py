@@ -5,8 +5,9 @@ import random
 from contextlib import suppress
 
 import pytest
-from brokers import BrokerProcess, free_port
+from brokers import BrokerProcess
 from danube_peer import EXCLUSIVE, SHARED, DanubePeer, PeerProducer, Refused
+from ports import free_port
 
 from waiting import until
 

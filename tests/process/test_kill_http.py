@@ -6,7 +6,8 @@ import json
 import random
 
 import pytest
-from brokers import BrokerProcess, free_port
+from brokers import BrokerProcess
+from ports import free_port
 
 from waiting import until
 

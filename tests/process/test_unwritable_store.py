@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from brokers import PORTS, BrokerProcess, free_port
+from brokers import PORTS, BrokerProcess
+from ports import free_port
 
 import pydanube
 

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from ports import free_ports
+
 S3_BUCKET = "danube"
 S3_KEY = "test-access-key"
 S3_SECRET = "test-secret-of-some-length"
@@ -32,21 +34,6 @@ AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1
 class Server:
     port: int
     process: subprocess.Popen[bytes]
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports below the range that outgoing connections are given, so that none is taken between here and the start."""
-    found: list[int] = []
-    candidates = iter(range(10_000 + os.getpid() % 400 * 50, 32_000))
-    while len(found) < count:
-        port = next(candidates)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            found.append(port)
-    return found
 
 
 @contextmanager

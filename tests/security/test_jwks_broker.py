@@ -12,9 +12,9 @@ from typing import Any
 
 import jwt
 import pytest
-from brokers import free_port
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from jwt.algorithms import OKPAlgorithm
+from ports import free_port
 from tls_files import Authority
 
 import pydanube
