@@ -24,8 +24,7 @@ from pydanube.cli.root import cli
 from pydanube.cli.spark.sql_output import write_rows
 from pydanube.model.errors import Invalid, NotFound
 from pydanube.spark.errors import explain_sql
-from pydanube.spark.sql.query import parse_query
-from pydanube.spark.sql.topic_views import find_tables, run_query
+from pydanube.spark.sql import find_tables, parse_query, run_query
 
 ORDERS, USERS = "/default/orders", "/default/users"
 SCHEMA = {"type": "object", "properties": {"id": {"type": "integer"}, "cents": {"type": "integer"}}}

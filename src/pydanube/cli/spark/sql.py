@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from pydanube.client.tables.read_types import OnDecodeError
-    from pydanube.spark.sql.query import Query
-    from pydanube.spark.sql.topic_views import TopicTable
+    from pydanube.spark.sql import Query, TopicTable
 
 SETTINGS: Final = {
     "spark.log.level": "OFF",
@@ -173,7 +172,7 @@ def _leave_out_pandas() -> None:
 def _run_in_spark(text: str, url: str, raw: bool, options: dict[str, str], master: str, most: int) -> pyarrow.Table:
     show_to_children()
     try:
-        from pydanube.spark.sql.query import parse_query
+        from pydanube.spark.sql import parse_query
     except ModuleNotFoundError as error:
         fail(f"danube sql needs {error.name}, which is not installed: pip install 'pydanube[spark]'")
     parsed = parse_query(text)
@@ -208,7 +207,7 @@ def _text(query: str | None, file: Path | None) -> str:
 
 def _find_tables(query: Query, url: str, raw: bool, options: dict[str, str]) -> list[TopicTable]:
     from pydanube.client.blocking.client import connect_blocking
-    from pydanube.spark.sql.topic_views import find_tables
+    from pydanube.spark.sql import find_tables
 
     with connect_blocking(url, timeout=REACH_SECONDS, **tls_options()):
         pass  # the broker is reachable
@@ -219,7 +218,7 @@ def _find_tables(query: Query, url: str, raw: bool, options: dict[str, str]) -> 
 def _collect(spark: SparkSession, query: Query, tables: list[TopicTable], most: int) -> pyarrow.Table:
     """Return the rows: one more than `most` if there are more; 0: all of them."""
     from pydanube.spark.errors import explain_sql
-    from pydanube.spark.sql.topic_views import run_query
+    from pydanube.spark.sql import run_query
 
     logging.disable(logging.CRITICAL)  # PySpark and py4j log failures and Ctrl-C with stack traces; we report them
     try:

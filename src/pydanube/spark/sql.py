@@ -1,27 +1,36 @@
-"""Reads the text of a query before Spark starts: its topics, and the place of a mistake.
+"""SQL over topics, as `danube sql` runs it: a query names topics as tables, in backticks.
 
     select o.key, u.name from `/default/orders` o join `/default/users` u on o.key = u.key
 
-sqlglot parses the text in the dialect of Spark. What it cannot parse is refused with line and column; a query that it
-accepts and Spark does not is refused later, by Spark.
+sqlglot parses the text in the dialect of Spark, before Spark starts. What it cannot parse is refused with line and
+column; a query that it accepts and Spark does not is refused later, by Spark.
+
+Each topic becomes a view. If it is bound to a subject, the view has the columns of its schema beside those of messages;
+otherwise the columns of messages, with the payload as bytes. A query reads from the earliest message to the end that
+the topics have when it is planned. Filters on topic, partition, offset, append time, publish time and key reach the
+reader.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
 
 import sqlglot
 from sqlglot import expressions as exp
 from sqlglot.errors import ParseError, SqlglotError
 
-from pydanube.model.errors import Invalid
+from pydanube.client.blocking.client import BlockingClient
+from pydanube.model.errors import Invalid, NotFound
 from pydanube.model.names import TopicName
-from pydanube.model.text import one_line
+from pydanube.model.text import nearest, one_line
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 TOPICS_MAX: Final = 100
 _HINT: Final = "write a topic with its namespace in backticks, as `/default/orders`"
@@ -152,3 +161,53 @@ def _meant(table: Any) -> str:
     except Invalid:
         return ""
     return f"; did you mean `{guess}`?"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicTable:
+    """A topic as a table: its options as a source. `subject` is empty if its payloads are not decoded."""
+
+    topic: str
+    subject: str
+    messages: int
+    """How many messages it has, about."""
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+def find_tables(
+    client: BlockingClient, query: Query, *, raw: bool = False, options: Mapping[str, str] | None = None
+) -> list[TopicTable]:
+    """Look up the topics of a query. With `raw` they are not decoded.
+
+    `options` are those of the source that hold for all topics. Raises NotFound with the name of a topic that does not
+    exist.
+    """
+    given = dict(options or {})
+    return [_find_table(client, topic, raw, given) for topic in query.topics]
+
+
+def _find_table(client: BlockingClient, topic: str, raw: bool, given: dict[str, str]) -> TopicTable:
+    try:
+        described = client.describe_topic(topic)
+    except NotFound:
+        near = nearest(topic, client.list_topics())
+        hint = f"did you mean `{near}`?" if near else "`danube topics list` shows those that there are"
+        raise NotFound(f"topic {topic} does not exist: {hint}") from None
+    messages = sum(one.end_offset - one.start_offset for one in described.partitions)
+    binding = None if raw else client.schemas.binding(topic)
+    options = {**given, "topic": topic}
+    if binding is None:
+        options.pop("onDecodeError", None)
+        return TopicTable(topic, "", messages, options)
+    return TopicTable(topic, binding.subject, messages, {**options, "decode": "schema"})
+
+
+def run_query(spark: SparkSession, query: Query, tables: Sequence[TopicTable]) -> DataFrame:
+    """Return the result of a query as a data frame. Raises what Spark raises; see `failures.explain`."""
+    from pydanube.spark.datasource import DanubeDataSource
+
+    spark.dataSource.register(DanubeDataSource)
+    for one in tables:
+        frame = spark.read.format("danube").options(**one.options).load()
+        frame.createOrReplaceTempView(f"`{one.topic}`")
+    return spark.sql(query.text)
