@@ -18,6 +18,8 @@ from .subscribers import Subscription
 
 REQUEST_BYTES_MAX: Final = 16 * KIB
 REQUEST_SECONDS: Final = 5.0
+CONNECTIONS_MAX: Final = 64
+"""More are closed at once: descriptors that connections to this port hold are missing in the service."""
 
 _REASONS: Final = {
     200: "OK",
@@ -53,7 +55,13 @@ async def health_listener(
                 return 200, metrics()
         return 404, "there are /healthz, /readyz and /metrics\n"
 
+    connections: set[asyncio.StreamWriter] = set()
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(connections) >= CONNECTIONS_MAX:
+            writer.close()
+            return
+        connections.add(writer)
         try:
             async with asyncio.timeout(REQUEST_SECONDS):
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -67,6 +75,7 @@ async def health_listener(
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # who asks so is not answered
         finally:
+            connections.discard(writer)
             writer.close()
 
     server = await asyncio.start_server(serve, host, port, limit=REQUEST_BYTES_MAX)
