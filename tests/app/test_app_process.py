@@ -220,9 +220,12 @@ def test_describe_prints_an_asyncapi_document(monkeypatch: pytest.MonkeyPatch) -
     ("target", "text", "said"),
     [
         ("wrong", "", "names no app"),
-        ("missing_module:app", "", "missing_module cannot be imported: ModuleNotFoundError"),
+        ("missing_module:app", "", "there is no module 'missing_module': "),
+        ("needy:app", "import missing_module", "needy cannot be imported: it needs missing_module"),
+        ("shop.py:app", "", "write the module, shop:app"),
         ("broken:app", "1/0", "ZeroDivisionError: division by zero (broken.py:1)"),
-        ("none:app", "app = 3", "'app' of none is not an app"),
+        ("none:app", "app = 3", "'app' of none is not a pydanube.App: there are none"),
+        ("typo:ap", "import pydanube\napp = pydanube.App()", "'ap' of typo is not a pydanube.App: did you mean 'app'?"),
         (
             "handler:app",
             "import pydanube\napp = pydanube.App()\n@app.every('0s')\ndef tick(): ...\n",

@@ -95,6 +95,18 @@ async def test_an_outage_is_one_warning_however_often_the_client_tries(
     assert named(events)[-1] == ("INFO", "broker.reconnected")
 
 
+async def test_a_broker_that_is_not_there_is_logged_once(wire: Wire, events: pytest.LogCaptureFixture) -> None:
+    events.set_level(logging.DEBUG, "pydanube.client")
+    wire.open_for_new = False
+    opening = asyncio.create_task(pydanube.connect(wire.url).open())
+    await until(lambda: [name for _, name in named(events)].count("broker.unreachable") > 3)
+    wire.open_for_new = True
+    client = await opening
+    await client.close()
+    assert [level for level, name in named(events) if name == "broker.unreachable"][:3] == ["INFO", "DEBUG", "DEBUG"]
+    assert ("INFO", "broker.connected") in named(events)
+
+
 async def test_a_client_that_never_connected_raises_and_does_not_warn(events: pytest.LogCaptureFixture) -> None:
     with pytest.raises(pydanube.Unavailable):
         await pydanube.connect("danube://127.0.0.1:1", timeout=0.3)

@@ -15,6 +15,7 @@ from typing import Any, Unpack
 
 from pydanube.client.arguments import ConnectArguments
 from pydanube.model.errors import Invalid
+from pydanube.model.text import did_you_mean
 from pydanube.runtime.signals import on_hangup, on_stop_signals
 from pydanube.runtime.tasks import ignore
 from pydanube.runtime.telemetry import get_logger
@@ -33,6 +34,8 @@ def load_app(target: str) -> App:
     name, colon, path = target.partition(":")
     if not (name and colon and path):
         raise Invalid(f"{target!r} names no app: write module:app, such as shop:app for app in shop.py")
+    if name.endswith(".py"):
+        raise Invalid(f"{target!r} names a file: write the module, {name.removesuffix('.py').replace('/', '.')}:{path}")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -40,14 +43,19 @@ def load_app(target: str) -> App:
         found: Any = importlib.import_module(name)
     except Invalid:
         raise
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise Invalid(f"{name} cannot be imported: it needs {error.name}, which is not installed") from error
+        raise Invalid(f"there is no module {name!r}: {here} has no {name.replace('.', '/')}.py") from error
     except Exception as error:  # whatever the module raises
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(place.filename).name}:{place.lineno}"
         raise Invalid(f"{name} cannot be imported: {type(error).__name__}: {error} ({where})") from error
+    apps = [known for known, value in vars(found).items() if isinstance(value, App)]
     for attribute in path.split("."):
         found = getattr(found, attribute, None)
     if not isinstance(found, App):
-        raise Invalid(f"{path!r} of {name} is not an app: it has to be a pydanube.App")
+        raise Invalid(f"{path!r} of {name} is not a pydanube.App: {did_you_mean(path, apps, 'its apps are')}")
     return found
 
 

@@ -236,8 +236,8 @@ class Brokers:
         try:
             connection = await self._open_connection(address)
         except DanubeError as error:
-            self._unreachable[address] = self.clock.monotonic() + UNREACHABLE_SECONDS
             self._log_unreachable(address, error)
+            self._unreachable[address] = self.clock.monotonic() + UNREACHABLE_SECONDS
             raise
         self._unreachable.pop(address, None)
         event = "broker.connected" if self._outages.pop(address, None) is None else "broker.reconnected"
@@ -276,12 +276,13 @@ class Brokers:
                 log.info("broker.connection_lost", address=str(address), error=connection.lost.message)
 
     def _log_unreachable(self, address: BrokerAddress, error: DanubeError) -> None:
-        """Log the first failure of an outage as a warning; a caller that connects for the first time gets the error."""
+        """Log the first failure of an outage as a warning; a caller that connects for the first time gets the error.
+        Later failures are for debugging."""
         logged = self._outages.get(address)
         if logged is False:
             self._outages[address] = True
             log.warning("broker.unreachable", address=str(address), error=error.message, retried=worth_retrying(error))
-        elif logged is None and not self._greeted:
+        elif logged is None and not self._greeted and address not in self._unreachable:
             log.info("broker.unreachable", address=str(address), error=error.message)
         else:
             log.debug("broker.unreachable", address=str(address), error=error.message)
