@@ -25,6 +25,7 @@ from pydanube.model.limits import METADATA_TRANSACTION_BYTES_MAX
 from pydanube.model.names import TopicName
 from pydanube.model.positions import Position
 from pydanube.model.topics import AckLevel
+from pydanube.operations.topics import SalvageTopic
 from pydanube.runtime.objects.memory import MemoryStore
 from waiting import until
 
@@ -346,10 +347,11 @@ async def offsets_left(node: Node) -> list[tuple[int, int]]:
     return [(one.start_offset, one.end_offset) for one in found]
 
 
-async def salvage(node: Node, drop: bool = False) -> int:
+async def salvage(node: Node, drop: bool = False, broker: str = "") -> int:
     published = 0
     while True:
-        step = await node.broker.leftovers.salvage(ANONYMOUS, TOPIC, 0, SALVAGED, drop=drop)
+        asked = SalvageTopic(topic=TOPIC, partition=0, to=SALVAGED, drop=drop, broker=broker)
+        step = (await node.broker.leftovers.salvage(ANONYMOUS, asked)).step
         published += step.published
         if step.is_last:
             return published
@@ -427,20 +429,20 @@ async def test_leftovers_do_not_go_back_into_their_own_topic_nor_where_nothing_i
         await take_over(b)
         leftovers = b.broker.leftovers
         with pytest.raises(Refused, match="cannot be salvaged into the same topic: name another one"):
-            await leftovers.salvage(ANONYMOUS, TOPIC, 0, TOPIC)
+            await leftovers.salvage(ANONYMOUS, SalvageTopic(topic=TOPIC, partition=0, to=TOPIC))
         with pytest.raises(NotFound, match="topic /default/salvaged does not exist: create it first"):
-            await leftovers.salvage(ANONYMOUS, TOPIC, 0, SALVAGED)
+            await leftovers.salvage(ANONYMOUS, SalvageTopic(topic=TOPIC, partition=0, to=SALVAGED))
         await BrokerClient(b.broker, SALVAGED).create(reliable=False)
         with pytest.raises(Refused, match="is not reliable and keeps nothing"):
-            await leftovers.salvage(ANONYMOUS, TOPIC, 0, SALVAGED)
+            await leftovers.salvage(ANONYMOUS, SalvageTopic(topic=TOPIC, partition=0, to=SALVAGED))
         other = TopicName.parse("/default/other")
         await BrokerClient(b.broker, other).create()
         with pytest.raises(Unavailable, match=r"broker 'a' has the leftovers .* and is away"):
-            await leftovers.salvage(ANONYMOUS, TOPIC, 0, other)
+            await leftovers.salvage(ANONYMOUS, SalvageTopic(topic=TOPIC, partition=0, to=other))
         with pytest.raises(NotFound, match="there is no partition 4"):
-            await leftovers.salvage(ANONYMOUS, TOPIC, 4, other)
+            await leftovers.salvage(ANONYMOUS, SalvageTopic(topic=TOPIC, partition=4, to=other))
         with pytest.raises(NotFound, match="has no leftovers"):
-            await leftovers.salvage(ANONYMOUS, SALVAGED, 0, other)
+            await leftovers.salvage(ANONYMOUS, SalvageTopic(topic=SALVAGED, partition=0, to=other))
         assert len((await record_of(world, b)).lost) == 1
 
 
@@ -477,9 +479,8 @@ async def test_a_partition_that_was_taken_over_twice_keeps_both_parts(tmp_path):
         await BrokerClient(a.broker, SALVAGED).create()
         with pytest.raises(Refused, match=r"several brokers .* choose one with --broker \(a, b\)"):
             await salvage(a)
-        step = await a.broker.leftovers.salvage(ANONYMOUS, TOPIC, 0, SALVAGED, "a")
-        assert step.published == 2
-        await a.broker.leftovers.salvage(ANONYMOUS, TOPIC, 0, SALVAGED, "a", drop=True)
+        assert await salvage(a, broker="a") == 2
+        await salvage(a, drop=True, broker="a")
         assert len((await record_of(world, c)).lost) == 1
         assert [one.broker for one in await b.broker.leftovers.describe(ANONYMOUS)] == ["b"]
         await lose(world, c, "c")

@@ -286,13 +286,6 @@ async def _find_offset(broker: Broker, caller: Identity, asked: topics.FindOffse
     )
 
 
-async def _salvage(broker: Broker, caller: Identity, asked: topics.SalvageTopic) -> Outcome:
-    step = await broker.leftovers.salvage(
-        caller.principal, asked.topic, asked.partition, asked.to, asked.broker, asked.drop, asked.own_only
-    )
-    return topics.Salvaged(step)
-
-
 async def _take_over(broker: Broker, caller: Identity, asked: topics.TakeOverTopic) -> Outcome:
     partition = None if asked.partition < 0 else asked.partition
     losses = await broker.topics.take_over(caller.principal, asked.topic, partition, asked.accept_loss)
@@ -446,7 +439,7 @@ HANDLERS: Final[Mapping[type[Operation[Any]], Handler]] = dict(
         _by(topics.GetStatistics, _get_statistics),
         _by(topics.FindOffset, _find_offset),
         _by(topics.ReadMessages, lambda b, c, asked: b.messages.read(c.principal, asked)),
-        _by(topics.SalvageTopic, _salvage),
+        _by(topics.SalvageTopic, lambda b, c, asked: b.leftovers.salvage(c.principal, asked)),
         _by(topics.MoveTopic, lambda b, _, asked: b.moves.move(asked)),
         _by(topics.DeleteTopic, lambda b, c, asked: b.topics.delete(c.principal, asked.topic, asked.expected)),
         _by(topics.UnloadTopic, lambda b, _, asked: b.topics.unload(asked)),

@@ -179,27 +179,18 @@ class Leftovers:
 
     # -- salvage -------------------------------------------------------------------------------------------------------
 
-    async def salvage(
-        self,
-        principal: Principal,
-        topic: TopicName,
-        partition: int,
-        to: TopicName,
-        broker: str = "",
-        drop: bool = False,
-        own_only: bool = False,
-    ) -> SalvageStep:
+    async def salvage(self, principal: Principal, asked: SalvageTopic) -> Salvaged:
         """Do one step of publishing the leftovers of a partition to another topic; with `drop`, drop them in the end.
 
         Raises Refused for the topic that they came from, NotFound if there are none, and Unavailable if the broker that
         has them is away. Cancelled: some may have been published; the next step goes on with the others.
         """
-        self.context.authorizer.check(principal, Action.READ, str(topic))
-        self.context.authorizer.check(principal, Action.PRODUCE, str(to))
-        if drop:
-            self.context.authorizer.check(principal, Action.DELETE, str(topic))
-        target_id = await self._check_target(topic, to)
-        found = await self._find(topic, partition, broker)
+        self.context.authorizer.check(principal, Action.READ, str(asked.topic))
+        self.context.authorizer.check(principal, Action.PRODUCE, str(asked.to))
+        if asked.drop:
+            self.context.authorizer.check(principal, Action.DELETE, str(asked.topic))
+        target_id = await self._check_target(asked.topic, asked.to)
+        found = await self._find(asked.topic, asked.partition, asked.broker)
         holder = self._holder(found[0].record)
         if not holder:
             owner = found[0].record.owner
@@ -207,12 +198,11 @@ class Leftovers:
                 f"broker {owner!r} has the leftovers of {found[0].name} and is away: start it with its data directory"
             )
         if not self._is_own(found[0].record):
-            if own_only:
+            if asked.own_only:
                 raise Unavailable(f"this broker does not have the leftovers of {found[0].name}: ask again")
-            asked = SalvageTopic(topic=topic, partition=partition, to=to, broker=broker, drop=drop, own_only=True)
-            return (await self.context.gathering.forward(holder, asked, Salvaged)).step
+            return await self.context.gathering.forward(holder, msgspec.structs.replace(asked, own_only=True), Salvaged)
         async with self._salvaging:
-            return await self._step(principal, found, to, target_id, drop)
+            return Salvaged(await self._step(principal, found, asked.to, target_id, asked.drop))
 
     async def _check_target(self, topic: TopicName, to: TopicName) -> int:
         """Return the id of the topic that leftovers go to."""
