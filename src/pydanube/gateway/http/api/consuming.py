@@ -32,7 +32,7 @@ from pydanube.model.topics import SubscriptionType
 from pydanube.runtime.randomness import identity
 
 from . import json_forms
-from .operations import BASE, Answer, ApiCall, Operation, Schema
+from .operations import BASE, Answer, ApiCall, Operation, PayloadQuery, Schema
 from .publishing import data_of
 
 TIMEOUT_MS: Final = 30_000
@@ -46,8 +46,8 @@ _Name = Annotated[str, msgspec.Meta(max_length=PRODUCER_NAME_BYTES_MAX)]
 _Priority = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
-class ConsumerOptions(msgspec.Struct):
-    """What a consumer asks for."""
+class ConsumerChoice(msgspec.Struct):
+    """What every consumer asks for."""
 
     consumer: _Name = ""
     """The name of the consumer. A consumer of the same name is closed. Empty: a name is made up."""
@@ -57,6 +57,11 @@ class ConsumerOptions(msgspec.Struct):
     """Where the subscription begins if it does not exist yet."""
     priority: _Priority = 0
     """On a failover subscription: the consumer with the lowest number is active."""
+
+
+class ConsumerOptions(ConsumerChoice):
+    """What a consumer asks for."""
+
     key_filters: list[str] = []
     """On a key-shared subscription: patterns of the keys that the consumer gets."""
     timeout_ms: Annotated[int, msgspec.Meta(ge=1_000, le=3_600_000)] = TIMEOUT_MS
@@ -72,13 +77,11 @@ class OpenedConsumer(msgspec.Struct):
     timeout_ms: int
 
 
-class PollQuery(msgspec.Struct):
+class PollQuery(PayloadQuery):
     max: Annotated[int, msgspec.Meta(ge=1, le=WINDOW_MESSAGES)] = 100
     """The most messages in one answer. One that has a MiB of payloads gets no further ones."""
     wait_ms: Annotated[int, msgspec.Meta(ge=0, le=3_600_000)] = WAIT_MS
     """How long to wait if there are no messages. At most http.poll_wait_ms_max."""
-    payload: PayloadForm = "text"
-    """How payloads are written: text (or payload_base64 if it is not UTF-8), json (as a value if it is one), base64."""
 
 
 class Messages(msgspec.Struct):
@@ -100,17 +103,9 @@ class Acks(msgspec.Struct):
     """These are not delivered again: the failure policy does with them what it does after the last try."""
 
 
-class StreamQuery(msgspec.Struct):
+class StreamQuery(ConsumerChoice):
     """What the consumer of a stream asks for."""
 
-    consumer: _Name = ""
-    """The name of the consumer. A consumer of the same name is closed. Empty: a name is made up."""
-    type: SubscriptionType | None = None
-    """The type of the subscription. Absent: that which it has, or exclusive if it does not exist yet."""
-    start: Position = LATEST
-    """Where the subscription begins if it does not exist yet."""
-    priority: _Priority = 0
-    """On a failover subscription: the consumer with the lowest number is active."""
     payload: PayloadForm = "text"
     """How payloads are written: text (or payload_base64 if it is not UTF-8), json (as a value if it is one), base64."""
 
@@ -130,11 +125,9 @@ class WebSocketQuery(StreamQuery):
     """How many messages the broker may send before the client permits more. Absent: as many as the client reads."""
 
 
-class TopicEventsQuery(msgspec.Struct):
+class TopicEventsQuery(PayloadQuery):
     start: Position = LATEST
     """Where to begin; the header Last-Event-ID, which browsers send when they connect again, comes first."""
-    payload: PayloadForm = "text"
-    """How payloads are written: text (or payload_base64 if it is not UTF-8), json (as a value if it is one), base64."""
 
 
 # -- sessions ----------------------------------------------------------------------------------------------------------
@@ -157,7 +150,7 @@ async def _open_session(
     principal: Principal,
     topic: TopicName,
     subscription: str,
-    options: ConsumerOptions | StreamQuery,
+    options: ConsumerChoice,
 ) -> Session:
     is_reliable = (await data.broker.topics.lookup(principal, topic, create=False)).config.reliable
     attachment = Attachment(

@@ -11,15 +11,10 @@ from pydanube.model.dead_letters import LETTERS_AT_ONCE, LetterHistory
 from pydanube.model.messages import StoredMessage
 from pydanube.operations.dead_letters import ListLetters
 
-from .operations import TOPIC_PATH, ApiCall, Offset, Operation, PartitionIndex
+from .operations import TOPIC_PATH, ApiCall, Offset, Operation, PartitionIndex, PayloadQuery
 from .stored_messages import EXAMPLE, ShownMessage, show
 
 _LETTERS: Final = f"{TOPIC_PATH}/dead-letters"
-
-
-class PayloadQuery(msgspec.Struct):
-    payload: PayloadForm = "text"
-    """How payloads are written: text (or payload_base64 if it is not UTF-8), json (as a value if it is one), base64."""
 
 
 class LetterQuery(PayloadQuery):

@@ -19,6 +19,7 @@ from starlette.requests import Request
 from pydanube.broker import Broker
 from pydanube.core.access import Principal
 from pydanube.gateway.door import Caller
+from pydanube.gateway.http.data.messages import PayloadForm
 from pydanube.model.errors import Invalid
 from pydanube.model.limits import NAME_CHARACTERS_MAX, PARTITIONS_MAX
 from pydanube.model.names import TopicName, parse_namespace, parse_subscription
@@ -83,6 +84,13 @@ class Answer(NamedTuple):
 
 class NoQuery(msgspec.Struct):
     """The query of an operation that has no parameters."""
+
+
+class PayloadQuery(msgspec.Struct):
+    """The query of an operation that shows messages."""
+
+    payload: PayloadForm = "text"
+    """How payloads are written: text (or payload_base64 if it is not UTF-8), json (as a value if it is one), base64."""
 
 
 Handler = Callable[[ApiCall], Awaitable[object]]

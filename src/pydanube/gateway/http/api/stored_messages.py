@@ -13,7 +13,7 @@ from pydanube.model.messages import StoredMessage
 from pydanube.model.positions import Position, datetime_from_micros
 from pydanube.operations.topics import READ_AT_ONCE, ReadMessages
 
-from .operations import TOPIC_PATH, ApiCall, Operation, PartitionIndex
+from .operations import TOPIC_PATH, ApiCall, Operation, PartitionIndex, PayloadQuery
 
 
 class ShownMessage(msgspec.Struct):
@@ -60,15 +60,13 @@ EXAMPLE: Final = ShownMessage(
 )
 
 
-class MessageQuery(msgspec.Struct):
+class MessageQuery(PayloadQuery):
     partition: PartitionIndex = 0
     """The partition that is read."""
     start: Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS_MAX)] = "earliest"
     """The position of the first message: an offset, a time, earliest or latest; `next` of the page before."""
     limit: Annotated[int, msgspec.Meta(ge=1, le=READ_AT_ONCE)] = 100
     """The most messages. There are fewer if they are large."""
-    payload: PayloadForm = "text"
-    """How payloads are written: text (or payload_base64 if it is not UTF-8), json (as a value if it is one), base64."""
 
 
 class MessagePage(msgspec.Struct):

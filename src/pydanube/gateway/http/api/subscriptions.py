@@ -6,14 +6,13 @@ from typing import Annotated, Final
 
 import msgspec
 
-from pydanube.gateway.http.data.messages import PayloadForm
 from pydanube.model.errors import NotFound
 from pydanube.model.pending import PendingMessage
 from pydanube.model.statistics import ConsumerStatistics, SubscriptionStatistics
 from pydanube.operations import topics
 from pydanube.operations.subscriptions import PeekMessages
 
-from .operations import TOPIC_PATH, ApiCall, Operation, PartitionIndex
+from .operations import TOPIC_PATH, ApiCall, Operation, PartitionIndex, PayloadQuery
 from .stored_messages import EXAMPLE, ShownMessage, show
 
 SUBSCRIPTION_PATH: Final = f"{TOPIC_PATH}/subscriptions/{{subscription}}"
@@ -34,13 +33,11 @@ class SubscriptionReport(msgspec.Struct):
     partitions: list[PartitionSubscriptionStatistics]
 
 
-class PeekQuery(msgspec.Struct):
+class PeekQuery(PayloadQuery):
     partition: PartitionIndex | None = None
     """The partition; absent: all of them."""
     limit: Annotated[int, msgspec.Meta(ge=1, le=250)] = 10
     """The most messages. There are fewer if they are large."""
-    payload: PayloadForm = "text"
-    """How payloads are written: text (or payload_base64 if it is not UTF-8), json (as a value if it is one), base64."""
 
 
 class PeekedMessage(msgspec.Struct):
