@@ -37,6 +37,7 @@ from pydanube.model.errors import DanubeError, Full, Invalid, Unavailable, inter
 from pydanube.runtime.budget import Budget
 from pydanube.runtime.descriptor_sets import ProtobufSchema, ServiceMethod
 from pydanube.runtime.network import counted_address
+from pydanube.runtime.tasks import ignore
 from pydanube.runtime.telemetry import get_logger
 
 from .errors import Status, details_of, status_of
@@ -151,7 +152,7 @@ class CallLimits:
         """Count the bytes of a request, and return what gives them back. Raises Unavailable if there are too many, or
         too many of this caller."""
         if size < _COUNTED_BYTES_MIN:
-            return _nothing
+            return ignore
         release = self.door.reserve(caller, size)
         if release is None:
             self._count_refused()
@@ -183,10 +184,6 @@ class CallLimits:
             part.watch(call.disconnect)
             call.context.add_done_callback(lambda _: part.close())
         return answer
-
-
-def _nothing() -> None:
-    """Give nothing back: nothing was counted."""
 
 
 def snake_case(rpc: str) -> str:
