@@ -199,13 +199,9 @@ class Broker:
         self.decompression = DecompressionBudget()
         """Must be asked before a compressed batch is passed to `batches`."""
         self.subscriptions = Subscriptions(context, self._partitions, self.decompression, self.unread)
-        self.publisher = PartitionPublisher(
-            registry, self._partitions, self._producers, self._cluster, authorizer, self.throttle, self.batches.publish
-        )
+        self.publisher = PartitionPublisher(context, self._partitions, self.batches)
         self.inboxes = Inboxes(self._cluster)
-        self.requests = RequestPublisher(
-            registry, self._producers, self._cluster, authorizer, self.throttle, clock, self.batches.publish
-        )
+        self.requests = RequestPublisher(context, self.batches)
         self.dead_letters = DeadLetters(
             context, self._partitions, self.subscriptions, self.publisher, self.decompression, self.unread
         )

@@ -13,23 +13,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
-from pydanube.broker.cluster.parts import ClusterParts
+from pydanube.broker.context import BrokerContext
 from pydanube.broker.partitions.partition import Partition
 from pydanube.broker.partitions.publish_queue import PublishDone
+from pydanube.broker.producers.batches import BatchPublisher
 from pydanube.broker.producers.inboxes import Inbox
-from pydanube.broker.producers.producers import Producer, Producers
-from pydanube.broker.quotas.throttle import Throttle
-from pydanube.broker.registry.registry import Registry
+from pydanube.broker.producers.producers import Producer
 from pydanube.broker.security.audit_operations import count_traffic
 from pydanube.codec.batch import encode
-from pydanube.core.access import Action, Authorizer, Principal
+from pydanube.core.access import Action, Principal
 from pydanube.model.errors import Invalid, Unavailable
 from pydanube.model.names import TopicName
 from pydanube.model.replies import EXPIRES, REPLY_TO, REQUEST_ATTRIBUTES, REQUEST_PRODUCER
 from pydanube.runtime.cache import Cache
-from pydanube.runtime.clock import Clock
 from pydanube.runtime.tasks import outcome_of
 
 PARTITIONS_KEPT: Final = 10_000
@@ -49,34 +47,14 @@ class RequestMessage:
     """How long the caller waits; 0: it does not say."""
 
 
-class Submit(Protocol):
-    """Takes one batch for an open producer: `BatchPublisher.publish`."""
-
-    def __call__(
-        self, principal: Principal, producer: Producer, batch: memoryview, done: PublishDone, patience_s: float = ...
-    ) -> None: ...
-
-
+@dataclass(eq=False)
 class RequestPublisher:
     """Publishes the requests of all listeners."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        producers: Producers,
-        cluster: ClusterParts,
-        authorizer: Authorizer,
-        throttle: Throttle,
-        clock: Clock,
-        submit: Submit,
-    ) -> None:
-        self._registry = registry
-        self._producers = producers
-        self._cluster = cluster
-        self._authorizer = authorizer
-        self._throttle = throttle
-        self._clock = clock
-        self._submit = submit
+    context: BrokerContext
+    batches: BatchPublisher
+
+    def __post_init__(self) -> None:
         self._opened: Cache[tuple[str, int], Producer] = Cache(PARTITIONS_KEPT)
 
     def find(self, topic: str, partition: int) -> Producer | None:
@@ -89,8 +67,8 @@ class RequestPublisher:
 
     async def open(self, principal: Principal, topic: TopicName, partition: int) -> Producer:
         """Return what publishes requests of all callers to a partition of this broker. Raises NotOwner."""
-        self._authorizer.check(principal, Action.PRODUCE, str(topic))
-        producer = await self._producers.open_for_requests(topic, partition)
+        self.context.authorizer.check(principal, Action.PRODUCE, str(topic))
+        producer = await self.batches.producers.open_for_requests(topic, partition)
         self._opened.put((str(topic), partition), producer)
         return producer
 
@@ -99,31 +77,31 @@ class RequestPublisher:
     ) -> None:
         """Publish a request. `done` is called once, now or when the request has the ack level of its topic. Raises
         Invalid, and Unavailable if nobody would get it, because the topic is not reliable."""
-        self._authorizer.check(principal, Action.PRODUCE, producer.topic)
+        self.context.authorizer.check(principal, Action.PRODUCE, producer.topic)
         batch = self._batch(message, inbox)
         _check_heard(producer.topic, producer.partition)
         patience_s = message.timeout_ms / 1_000 or float("inf")
-        self._submit(principal, producer, memoryview(batch), done, patience_s)
+        self.batches.publish(principal, producer, memoryview(batch), done, patience_s)
         count_traffic(Action.PRODUCE, producer.topic, 1, len(batch))
 
     async def publish_anywhere(
         self, principal: Principal, topic: TopicName, partition: int, message: RequestMessage, inbox: Inbox
     ) -> None:
         """Publish a request to a partition of any broker. Cancelled: it may have been published."""
-        self._authorizer.check(principal, Action.PRODUCE, str(topic))
-        owner = self._cluster.other_owner(self._registry.topic(topic).topic_id, partition)
+        self.context.authorizer.check(principal, Action.PRODUCE, str(topic))
+        owner = self.context.cluster.other_owner(self.context.registry.topic(topic).topic_id, partition)
         if owner is None:
             producer = self.find(str(topic), partition) or await self.open(principal, topic, partition)
             publish: Callable[[PublishDone], None] = partial(self.publish, principal, producer, message, inbox)
             await outcome_of(publish)
             return
         batch = memoryview(self._batch(message, inbox))
-        await self._throttle.forward(principal, len(batch))
-        await self._cluster.peers.publish(owner.name, topic, partition, batch)
+        await self.batches.throttle.forward(principal, len(batch))
+        await self.context.cluster.peers.publish(owner.name, topic, partition, batch)
         count_traffic(Action.PRODUCE, str(topic), 1, len(batch))
 
     def _batch(self, message: RequestMessage, inbox: Inbox) -> bytearray:
-        now_us = self._clock.now_us()
+        now_us = self.context.clock.now_us()
         given = message.attributes or {}
         if reserved := REQUEST_ATTRIBUTES & given.keys():
             raise Invalid(f"attribute {min(reserved)!r} is written by brokers: a request cannot have it")

@@ -226,7 +226,7 @@ class AuditTrail:
             detail = f"API key {identity.key_id}" if identity.key_id else ""
             self._add(origin, "security", "unauthenticated", END_SESSION, reason=reason, detail=detail)
 
-    # -- Recorder ------------------------------------------------------------------------------------------------------
+    # -- what operations and sessions call -----------------------------------------------------------------------------
 
     def operation_ended(self, operation: AuditedOperation, verdict: Verdict) -> None:
         kind, outcome, action, resource, reason = verdict

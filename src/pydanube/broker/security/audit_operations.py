@@ -20,11 +20,14 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from contextvars import ContextVar, Token
 from types import TracebackType
-from typing import Final, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from pydanube.core.access import Action, Authorizer, Principal
 from pydanube.model.audit import AuditKind, AuditOutcome
 from pydanube.model.errors import DanubeError, Denied, Unauthenticated
+
+if TYPE_CHECKING:
+    from .audit import AuditTrail
 
 REASON_CHARACTERS_MAX: Final = 500
 """The longest reason of an event: an error message may repeat what a client has sent."""
@@ -56,16 +59,6 @@ class Verdict(NamedTuple):
     reason: str = ""
 
 
-class Recorder(Protocol):
-    """Takes events; `audit.AuditTrail`."""
-
-    def operation_ended(self, operation: AuditedOperation, verdict: Verdict) -> None: ...
-    def authentication_failed(self, origin: Origin, operation: str, reason: str) -> None: ...
-    def session_opened(self, origin: Origin, operation: str, action: Action, resource: str) -> AuditSession | None: ...
-    def session_ended(self, session: AuditSession, outcome: AuditOutcome, reason: str) -> None: ...
-    def now(self) -> float: ...
-
-
 class AuditedOperation:
     """One operation of a listener, as long as it runs in this task and in the tasks that it starts."""
 
@@ -83,7 +76,7 @@ class AuditedOperation:
         "traffic",
     )
 
-    def __init__(self, recorder: Recorder, origin: Origin, name: str, traffic: TrafficSessions) -> None:
+    def __init__(self, recorder: AuditTrail, origin: Origin, name: str, traffic: TrafficSessions) -> None:
         """`traffic` has the sessions of what the operation moves without a producer or consumer."""
         self.recorder = recorder
         self.origin = origin
@@ -245,7 +238,7 @@ class AuditSession:
     )
 
     def __init__(
-        self, recorder: Recorder, origin: Origin, operation: str, action: Action, resource: str, number: str
+        self, recorder: AuditTrail, origin: Origin, operation: str, action: Action, resource: str, number: str
     ) -> None:
         self._recorder = recorder
         self.origin = origin
@@ -306,7 +299,7 @@ class TrafficSessions:
 
     def count(
         self,
-        recorder: Recorder,
+        recorder: AuditTrail,
         origin: Origin,
         operation: str,
         action: Action,

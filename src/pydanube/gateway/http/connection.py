@@ -17,7 +17,7 @@ import logging
 import sys
 from enum import Enum
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import h11
 import msgspec
@@ -29,11 +29,13 @@ from uvicorn.server import ServerState
 from pydanube.codec.native.frames import PREAMBLE
 from pydanube.gateway.unproven_work import UnprovenClient
 from pydanube.model.limits import KIB
-from pydanube.model.settings.sections import HttpSettings
 from pydanube.runtime.telemetry import get_logger
 
 from .errors import PROBLEM, bad_request, problem_of_http
 from .websocket_connection import WEBSOCKET_PATH, ClientOutput, WebSocketConnection
+
+if TYPE_CHECKING:
+    from .server import HttpServer
 
 log = get_logger(__name__)
 
@@ -53,34 +55,6 @@ class _Phase(Enum):
     BODY = "body"
     ANSWER = "answer"
     LINGER = "linger"
-
-
-class ConnectionOwner(Protocol):
-    """What a connection needs from the listener."""
-
-    settings: HttpSettings
-    header_timeout_ms: int
-    """The longest time for the headers, from the first byte (on a new connection, from accepting it) to the last."""
-
-    def monotonic(self) -> float: ...
-
-    def admit(self, connection: HttpConnection) -> str:
-        """Count the connection; return why it is refused, or nothing."""
-        ...
-
-    def measure(self, connection: HttpConnection) -> UnprovenClient:
-        """Return what measures the work for the connection, until its client has shown who it is."""
-        ...
-
-    def forget(self, connection: HttpConnection | WebSocketConnection) -> None: ...
-
-    def upgrade(self, connection: HttpConnection, upgraded: WebSocketConnection) -> None:
-        """Count a WebSocket in the place of the connection that it was."""
-        ...
-
-    def count_invalid(self) -> None:
-        """Count a request that was none."""
-        ...
 
 
 LINGER_S: Final = 2.0
@@ -134,7 +108,7 @@ class _LingeringTransport:
 class HttpConnection(ClientOutput, H11Protocol):
     """One client. All methods are called on the event loop."""
 
-    def __init__(self, config: Config, state: ServerState, owner: ConnectionOwner) -> None:
+    def __init__(self, config: Config, state: ServerState, owner: HttpServer) -> None:
         super().__init__(config, state, {"connection": self}, asyncio.get_running_loop())
         self.ws_protocol_class = partial(WebSocketConnection, http=self, owner=owner)  # type: ignore[assignment]
         self.conn: _Parser = _Parser(h11.SERVER, owner.settings.header_bytes_max)

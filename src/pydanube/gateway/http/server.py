@@ -60,6 +60,8 @@ class HttpServer:
         door = door or Door(broker, clock, limits.publish_memory_bytes)
         self.settings = settings.http
         self.header_timeout_ms = limits.handshake_timeout_ms
+        """The longest time for the headers, from the first byte (on a new connection: from accepting it) to the
+        last."""
         places = places or ConnectionLimits(limits.http_connections_max, ACCEPTED_AT_ONCE)
         self._accepted_at_once = places.at_once
         self._certificates = certificates
@@ -148,6 +150,7 @@ class HttpServer:
         return refusal
 
     def measure(self, connection: HttpConnection) -> UnprovenClient:
+        """Return what measures the work for the connection, until its client has shown who it is."""
         return self._places.client(_host_of_client(connection), _handshake_s(connection))
 
     def upgrade(self, connection: HttpConnection, upgraded: WebSocketConnection) -> None:
@@ -161,6 +164,7 @@ class HttpServer:
             self._places.leave(_host_of_client(connection))
 
     def count_invalid(self) -> None:
+        """Count a request that was none."""
         self._invalid += 1
         self._metrics.invalid += 1
 

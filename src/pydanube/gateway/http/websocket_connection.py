@@ -21,7 +21,8 @@ from pydanube.model.limits import KIB
 from .errors import bad_request
 
 if TYPE_CHECKING:
-    from .connection import ConnectionOwner, HttpConnection
+    from .connection import HttpConnection
+    from .server import HttpServer
 
 WEBSOCKET_PATH: Final = "/websocket"
 """A path that ends so can be upgraded; requests for any other are answered without an upgrade."""
@@ -64,7 +65,7 @@ class WebSocketConnection(ClientOutput, WebSocketsSansIOProtocol):
         server_state: ServerState,
         app_state: dict[str, Any],
         http: HttpConnection,
-        owner: ConnectionOwner,
+        owner: HttpServer,
     ) -> None:
         super().__init__(config, server_state, {**app_state, "connection": self}, asyncio.get_running_loop())
         self.logger = http.logger

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Final
 
+from pydanube.gateway.http.connection import HttpConnection
+from pydanube.gateway.http.websocket_connection import WebSocketConnection
 from pydanube.model.limits import KIB
 
 PIECE_BYTES: Final = 64 * KIB
@@ -13,16 +15,4 @@ MADE_TIMES: Final = 3
 """In the memory of what clients have not received, a batch takes this many times its size: itself, the JSON that is
 made of its messages, and what of that waits in the connection."""
 
-
-class ClientConnection(Protocol):
-    """What is known of how fast a client reads."""
-
-    @property
-    def unsent_bytes(self) -> int: ...
-
-    @property
-    def is_writable(self) -> bool: ...
-
-    async def until_writable(self) -> None: ...
-
-    def abort(self) -> None: ...
+ClientConnection = HttpConnection | WebSocketConnection
