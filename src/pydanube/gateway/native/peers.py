@@ -135,24 +135,18 @@ class NativePeers:
             link.end(_over(session))
 
 
+@dataclass(eq=False)
 class _Link:
     """One incarnation of another broker, and the connection to it."""
 
-    def __init__(
-        self,
-        session: BrokerSession,
-        own: BrokerSession,
-        clock: Clock,
-        tasks: Tasks,
-        token: str,
-        tls: Callable[[], ssl.SSLContext] | None,
-    ) -> None:
-        self.session = session
-        self._tls = tls
-        self._own = own
-        self._token = token
-        self._clock = clock
-        self._tasks = tasks
+    session: BrokerSession
+    own: BrokerSession
+    clock: Clock
+    tasks: Tasks
+    token: str
+    tls: Callable[[], ssl.SSLContext] | None
+
+    def __post_init__(self) -> None:
         self._connection: PeerConnection | None = None
         self._connecting: asyncio.Future[PeerConnection | DanubeError] | None = None
         self._over: DanubeError | None = None
@@ -172,7 +166,7 @@ class _Link:
             self._connection.reply(head, payload)
         elif self._replies_waiting < REPLIES_WAITING_MAX:
             self._replies_waiting += 1
-            self._tasks.spawn(self._reply_later(head, payload), f"reply to {self.session.name}")
+            self.tasks.spawn(self._reply_later(head, payload), f"reply to {self.session.name}")
 
     async def _reply_later(self, head: bytes, payload: bytes) -> None:
         try:
@@ -191,7 +185,7 @@ class _Link:
             return self._connection
         if self._connecting is None:
             self._connecting = asyncio.get_running_loop().create_future()
-            self._tasks.spawn(self._connect(self._connecting), f"peer connection to {self.session.name}")
+            self.tasks.spawn(self._connect(self._connecting), f"peer connection to {self.session.name}")
         found = await asyncio.shield(self._connecting)
         if isinstance(found, DanubeError):
             raise Unavailable(found.message)
@@ -200,8 +194,8 @@ class _Link:
     async def _connect(self, connecting: asyncio.Future[PeerConnection | DanubeError]) -> None:
         outcome: PeerConnection | DanubeError = Unavailable("this broker is closing")
         try:
-            tls = None if self._tls is None else self._tls()
-            opening = PeerConnection.open(self.session, self._own, self._clock, self._token, tls)
+            tls = None if self.tls is None else self.tls()
+            opening = PeerConnection.open(self.session, self.own, self.clock, self.token, tls)
             outcome = self._connection = await opening
         except DanubeError as error:
             outcome = Unavailable(f"broker {self.session.name!r} cannot be reached: {error.message}")
