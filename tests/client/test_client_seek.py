@@ -22,9 +22,7 @@ from pydanube.operations import subscriptions
 from waiting import until
 
 LATER_MS = 60_000
-"""Acks are sent when somebody flushes, not by themselves."""
-
-
+"""Acks are sent by a flush, not by themselves."""
 TYPES = ("exclusive", "shared", "failover", "key-shared")
 
 

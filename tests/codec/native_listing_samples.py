@@ -2,40 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import msgspec
+from native_samples import SUBSCRIPTION as STATISTICS
 
 from pydanube.model.names import TopicName
 from pydanube.model.paging import NamePage, TopicPage
 from pydanube.model.statistics import SubscriptionSummary, TopicSummary
 from pydanube.operations import namespaces, subscriptions, topics
 
-SUBSCRIPTION = SubscriptionSummary(
-    name="billing",
-    type="shared",
-    consumers=2,
-    backlog=50,
-    backlog_bytes=5000,
-    backlog_s=1.5,
-    unacked=3,
-    waiting=1,
-    delayed=2,
-    held=4,
-    unmatched=5,
-    blocked=6,
-    blocked_keys=7,
-    delivered=40,
-    delivered_bytes=4000,
-    acked=30,
-    redelivered=1,
-    dead_lettered=8,
-    dropped=9,
-    expired=10,
-    evicted=11,
-    stale_acks=12,
-    messages_per_s=12.5,
-    bytes_per_s=1250.0,
-    acks_per_s=10.0,
-)
+SUMMED = {one.name: getattr(STATISTICS, one.name) for one in fields(SubscriptionSummary)}
+SUBSCRIPTION = SubscriptionSummary(**{**SUMMED, "type": "shared", "consumers": 2})
 TOPIC = TopicSummary(
     topic="/default/orders",
     reliable=True,

@@ -35,8 +35,6 @@ from pydanube.operations import brokers, dead_letters, namespaces, schemas, stag
 
 BODY = bytes(range(1, 17))
 TOPIC, AT_1000 = "/default/orders", Position("offset", 1000)
-
-
 POLICY = FailurePolicy(
     redeliveries_max=3,
     ack_timeout_ms=30_000,
