@@ -29,6 +29,7 @@ NOT_OURS = {
     "pydanube.object_stores",  # an entry point group
     "pydanube.storage.v1.ObjectStorage",  # a gRPC service
     "storage/collect",  # of the REST API
+    "storage/slices/repair",
     "storage/uploads",
     "storage/verify",
     "shop.py",  # what the reader of the README writes
