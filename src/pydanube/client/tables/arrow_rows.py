@@ -219,19 +219,25 @@ def _times(times: Int64Array, count: int) -> pa.Array:
 
 
 def _payloads(slices: Slices, count: int) -> pa.Array:
-    """Return the payloads in one contiguous buffer."""
+    places = [(batch.view, batch.place.payload_offsets + 4 * start, end - start) for batch, start, end in slices]
+    return _contiguous(pa.binary(), [offsets_array(*one) for one in places], [one.batch.data for one in slices], count)
+
+
+def _contiguous(
+    kind: pa.DataType, bounds: Sequence[Int32Array], sections: Sequence[memoryview], count: int
+) -> pa.Array:
+    """Return the values of several sections, where the bounds say, in one buffer."""
     offsets = np.empty(count + 1, INT32)
     offsets[0] = row = size = 0
     runs: list[memoryview] = []
-    for batch, start, end in slices:
-        own = offsets_array(batch.view, batch.place.payload_offsets + 4 * start, end - start)
-        first, last = own.item(0), own.item(-1)
-        np.add(own[1:], size - first, out=offsets[row + 1 : row + 1 + end - start])
-        runs.append(batch.data[first:last])
-        row += end - start
+    for own, section in zip(bounds, sections, strict=True):
+        first, last, rows = own.item(0), own.item(-1), len(own) - 1
+        np.add(own[1:], size - first, out=offsets[row + 1 : row + 1 + rows])
+        runs.append(section[first:last])
+        row += rows
         size += last - first
     data = pa.py_buffer(runs[0]) if len(runs) == 1 else _joined(runs, size)
-    return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), data])
+    return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(offsets), data])
 
 
 def _joined(runs: Sequence[memoryview], size: int) -> pa.Buffer:
@@ -246,6 +252,11 @@ def _joined(runs: Sequence[memoryview], size: int) -> pa.Buffer:
 def _keys(slices: Slices, count: int) -> pa.Array:
     if not any(one.batch.header.columns & KEY for one in slices):
         return _repeated(pa.string(), None, count)
+    if all(one.batch.header.columns & (KEY | KEY_VALIDITY) == KEY for one in slices):
+        places = [(batch.view, batch.place.key_offsets + 4 * start, end - start) for batch, start, end in slices]
+        parts = [(one.batch.data, one.batch.sections) for one in slices]
+        sections = [data[part.keys_start : part.keys_end] for data, part in parts]
+        return _contiguous(pa.string(), [offsets_array(*one) for one in places], sections, count)
     return pa.concat_arrays([_keys_of(batch).slice(start, end - start) for batch, start, end in slices])
 
 

@@ -8,8 +8,7 @@
 Invariants
     every stored message of the planned offsets becomes one row, unless `where` or errors="skip" leaves it out
     if the store fails in the middle of a range, the broker continues at the next offset
-    at most BYTES_AIM of rows, one answer of a broker and the read-ahead of the source are held in memory, for each
-    partition that is read: one at a time, and PARTITIONS_AT_ONCE if all rows are wanted as one table
+    at most BYTES_AIM of rows, one answer of a broker and the read-ahead of the source are held in memory
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ from pydanube.client.lifecycle import Openable
 from pydanube.client.segments import Segments, store_to_read
 from pydanube.model.errors import DanubeError, Invalid, Unavailable
 from pydanube.model.limits import MIB
-from pydanube.runtime.tasks import run_together
 from pydanube.runtime.telemetry import get_logger
 
 from .arrow_rows import RowCollector, RowForm, RowSlice, arrow_schema
@@ -47,9 +45,6 @@ log = get_logger(__name__)
 ROWS_AIM: Final = 65_536
 BYTES_AIM: Final = 8 * MIB
 """A record batch is complete when it has this many rows, or this many bytes of payloads."""
-
-PARTITIONS_AT_ONCE: Final = 4
-"""More would wait for each other: most steps hold Python's lock."""
 
 
 class TopicBatches(Openable):
@@ -106,38 +101,24 @@ class TopicBatches(Openable):
                 yield batch
 
     async def read_all(self) -> TopicRows:
-        """Read all rows, several partitions at a time, and return them as one table."""
-        if not self._opened:
-            await self.open()
-        plan, turns = self._opened_plan, asyncio.Semaphore(PARTITIONS_AT_ONCE)
-
-        async def read(wanted: PartitionRange) -> list[pa.RecordBatch]:
-            async with turns:
-                return [made async for made in self._read_partition(plan, wanted)]
-
-        found = await run_together(read(wanted) for wanted in plan.ranges)
-        table = pa.Table.from_batches(list(chain.from_iterable(found)), plan.schema)
-        return TopicRows(self._request.topic, table, self.undecoded)
+        """Read what is left, and return it as one table."""
+        batches = [batch async for batch in self]
+        return TopicRows(self._request.topic, pa.Table.from_batches(batches, self.schema), self.undecoded)
 
     # -- record batches ------------------------------------------------------------------------------------------------
 
     async def _read(self, plan: ReadPlan) -> AsyncGenerator[pa.RecordBatch, None]:
         for wanted in plan.ranges:
-            async with aclosing(self._read_partition(plan, wanted)) as batches:
-                async for made in batches:
+            form = RowForm(arrow_schema(plan.message_columns), self._request.topic, wanted.partition)
+            collector = RowCollector(form, ROWS_AIM, BYTES_AIM)
+            async with aclosing(self._slices(wanted)) as lists:
+                async for slices in lists:
+                    for rows in await asyncio.to_thread(_collect, collector, slices):
+                        if (made := await self._make(plan, rows, wanted.partition)).num_rows:
+                            yield made
+            for rows in await asyncio.to_thread(list, collector.finish()):
+                if (made := await self._make(plan, rows, wanted.partition)).num_rows:
                     yield made
-
-    async def _read_partition(self, plan: ReadPlan, wanted: PartitionRange) -> AsyncGenerator[pa.RecordBatch, None]:
-        form = RowForm(arrow_schema(plan.message_columns), self._request.topic, wanted.partition)
-        collector = RowCollector(form, ROWS_AIM, BYTES_AIM)
-        async with aclosing(self._slices(wanted)) as lists:
-            async for slices in lists:
-                for rows in await asyncio.to_thread(_collect, collector, slices):
-                    if (made := await self._make(plan, rows, wanted.partition)).num_rows:
-                        yield made
-        for rows in await asyncio.to_thread(list, collector.finish()):
-            if (made := await self._make(plan, rows, wanted.partition)).num_rows:
-                yield made
 
     async def _make(self, plan: ReadPlan, rows: pa.RecordBatch, partition: int) -> pa.RecordBatch:
         """Return the wanted rows with the columns of the result. Asks the registry for schemas that it meets first."""
