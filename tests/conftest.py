@@ -7,6 +7,7 @@ unless the session itself is what is tested.
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -66,6 +67,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "the_spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("spark"))
+
+
+def pytest_collection_finish() -> None:
+    """Let the collector pass over twelve thousand tests and their modules, which stay."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -93,7 +93,7 @@ def test_partitions_that_are_added_while_it_runs_are_read_from_their_beginning(d
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("how", ["alone", "subscribed"])
+@pytest.mark.parametrize("how", [pytest.param("alone", marks=pytest.mark.exhaustive), "subscribed"])
 def test_a_pattern_means_all_topics_that_match_and_those_to_come(danube, start, topic, how: str):
     options = ["--from", "earliest"] + (["-s", "all"] if how == "subscribed" else [])
     danube("produce", f"{topic}-1", "-m", "one")
