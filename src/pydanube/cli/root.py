@@ -49,7 +49,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
         "spark.table:table_",
         "Land topics in Delta and Iceberg tables, exactly once, and look after the tables.",
     ),
-    "brokers": ("cluster.brokers:brokers", "List and describe brokers, and what they have left over."),
+    "brokers": ("cluster.brokers:brokers", "List brokers, drain and remove them, and see what they have left over."),
     "cluster": ("cluster.cluster:cluster", "Show the cluster, its brokers and their load, and finish its upgrade."),
     "auth": ("security.auth:auth", "Manage roles, bindings, API keys and quotas, and ask what one may do."),
     "storage": ("storage.storage:storage", "Serve and look after object stores."),

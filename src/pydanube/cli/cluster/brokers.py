@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @click.group(cls=Group, epilog=examples("danube brokers list\ndanube brokers describe --json"))
 def brokers() -> None:
-    """List and describe brokers, drain and remove them."""
+    """List brokers, drain and remove them, and see what they have left over."""
 
 
 @brokers.command("list", epilog=examples("danube brokers list --json"))
