@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 import subprocess
@@ -83,6 +84,18 @@ def test_test_files_have_names_of_their_own() -> None:
     names = [path.name for path in (ROOT / "tests").rglob("*.py") if path.name != "conftest.py"]
     assert not {name for name in names if names.count(name) > 1}
     assert "__init__.py" not in names
+
+
+def test_modules_that_a_package_lists_are_there() -> None:
+    listed = re.compile(r"^ *([a-z_0-9]+(?:, [a-z_0-9]+)*)/?  +\S", re.M)
+    gone = [
+        f"{name_of(init.parent)}: {module}"
+        for init in (ROOT / "src" / "pydanube").rglob("__init__.py")
+        for names in listed.findall(ast.get_docstring(ast.parse(init.read_text())) or "")
+        for module in names.split(", ")
+        if not (init.parent / f"{module}.py").exists() and not (init.parent / module / "__init__.py").exists()
+    ]
+    assert not gone
 
 
 # -- words -------------------------------------------------------------------------------------------------------------

@@ -438,6 +438,7 @@ HEADS: list[msgspec.Struct] = [
     topics.TakeOverTopic(ORDERS, 1, accept_loss=True),
     topics.SalvageTopic(ORDERS, 1, TopicName("default", "saved"), "node-b", True, True),
     topics.FindOffset(ORDERS, 1, AT_1000, own_only=True),
+    topics.ReadMessages(ORDERS, 1, AT_1000, 10, own_only=True),
     topics.AskTopicUse(ORDERS, 9, "billing", True),
     subscriptions.DescribeSubscription(ORDERS, "billing", own_only=True),
     subscriptions.ListConsumers(ORDERS),

@@ -166,3 +166,12 @@ async def test_every_broker_lists_all_living_brokers(both):
     for listener in (both.a, both.b):
         listed = (await both.ask(listener, "GET", "/api/v1/brokers")).json()["brokers"]
         assert [one["node"] for one in listed] == ["a", "b"]
+
+
+async def test_stored_messages_are_read_at_the_owner_whichever_broker_is_asked(both):
+    messages = [{"payload": f"{one}", "key": key_of(1)} for one in range(3)]
+    await both.ask(both.a, "POST", f"{BASE}/messages", {"messages": messages})
+    for listener in (both.a, both.b):
+        page = (await both.ask(listener, "GET", f"{BASE}/messages?partition=1&start=1&limit=1")).json()
+        assert [one["payload"] for one in page["messages"]] == ["1"]
+        assert (page["next"], page["end"]) == (2, 3)

@@ -175,6 +175,7 @@ DECLARED: Final[tuple[Sent, ...]] = (
     asked(topics.GrowTopic(topic=TOPIC, partitions=2)),
     asked(topics.GetStatistics(topic=TOPIC)),
     asked(topics.FindOffset(topic=TOPIC, partition=0, position=Position("latest"))),
+    asked(topics.ReadMessages(topic=TOPIC, partition=0, start=Position("earliest"))),
     asked(topics.DeleteTopic(topic=TOPIC)),
     asked(topics.UnloadTopic(topic=TOPIC)),
     asked(topics.SetAckLevel(topic=TOPIC, ack_level="durable")),

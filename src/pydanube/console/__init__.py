@@ -10,6 +10,7 @@ Never: a decision about who may do what (the broker decides), another way to a b
     sessions     who is signed in
     rest         asks REST, by whichever address answers
     view         one page that is being made: parts that fail show why, and the others stay
-    pages        the pages, by subject
+    pages        the pages, by subject; messages is the message browser
+    words        how numbers, times and payloads are shown
     acts         what changes something: says what it will do, asks for the name, and does it
 """

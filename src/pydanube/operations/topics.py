@@ -501,6 +501,7 @@ TopicOperation = (
     | AskTopicUse
     | GetStatistics
     | FindOffset
+    | ReadMessages
     | SalvageTopic
     | MoveTopic
     | DeleteTopic

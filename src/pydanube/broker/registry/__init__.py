@@ -4,7 +4,8 @@ memory.
 registry                namespaces, topics, subscriptions and named producers; every change goes through it
 consumers               consumers of the Danube gRPC API, found again by their ids after a restart
 records                 the keys and values in the metadata store
-policies                effective policies: of the topic, its namespace or the settings
+effective_policies      the policies in force: of the topic, its namespace or the settings
 ids                     numbers that are never used twice
+producer_ids            ids of producers: such a number, and a mark of the principal
 tombstones              which ledgers were dropped, so that lost metadata is noticed
 """

@@ -2,7 +2,10 @@
 
 listing                 lists of topics, in pages
 policies                limits and lifetimes of topics and namespaces
-changes                 grow, unload, truncate, another ack level
+topics                  create, describe, grow, unload, truncate, another ack level
+ack_levels              which ack level a topic gets
+namespaces              create, list and delete namespaces
+stored_messages         reads messages for people who look at them
 expiration              the task that checks every topic in turn
 retention               drops acked messages that are too old or too many
 time_to_live            acks messages that no consumer acked in time

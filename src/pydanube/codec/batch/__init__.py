@@ -1,9 +1,10 @@
 """The batch: what producers build, brokers stamp and store, and consumers and Spark read; all of it the same bytes.
 
 header, layout   the bytes: the 128 bytes of header, and where each column lies
-intake           checks what a program hands over and turns it into columns
+message_columns  checks what a program hands over and turns it into columns
 assemble         writes checked columns as a batch
-encode           the entry to `intake` and `assemble` for lists of values, `pack` the one for columns in Arrow's layout
+encode           the entry to these two for lists of values, `pack` the one for columns in Arrow's layout
+compression      of payloads, keys and attributes
 verify, hashes   check batches that come from another process
 column_views     reads columns in place
 batch            `Batch`, which every other package works with, and `BatchMessage`, one row of it

@@ -10,7 +10,7 @@ data_files              Parquet files: their names, writing them in a task, thei
 stores                  the file system that a table's files are in
 landing                 starts a stream that lands a topic in a table
 landed                  what a table records about its landings: topics, offsets, queries
-compaction              rewrites small files beside a running landing
+lag                     finds tables in directories, and how far their landings are behind
 orphans                 finds and removes files that were never committed
 
 The extra `lakehouse` installs deltalake and pyiceberg; they are imported when a table is used.
