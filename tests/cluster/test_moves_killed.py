@@ -91,6 +91,10 @@ async def test_a_drain_from_the_command_line_under_load_leaves_nothing_on_the_br
         await asyncio.to_thread(danube, "brokers", "remove", drained.name, "--url", url)
         status = await asyncio.to_thread(danube_json, "cluster", "status", "--url", url)
         assert drained.name not in {one["name"] for one in status["brokers"]}
+        serve = ["serve", "--data-dir", str(drained.directory), "--port", str(drained.port), *drained.arguments]
+        refused = await asyncio.to_thread(danube, *serve, **drained.environment)
+        assert refused.returncode == 1
+        assert "if it was removed from its cluster" in refused.stderr.splitlines()[-1]
         shutil.rmtree(drained.directory)  # nothing on its disk is needed any more
         await drained.begin()
         await load.until_acked(200)

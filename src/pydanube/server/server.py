@@ -26,7 +26,7 @@ from pydanube.broker import Broker, BrokerParts
 from pydanube.broker.cluster.cluster_membership import ClusterMembership
 from pydanube.broker.cluster.joining import METADATA_PART, Joining, join_cluster, refuse_copy
 from pydanube.broker.cluster.loads import Loads
-from pydanube.broker.cluster.node_records import FOUNDER_LOG_KEY, IDENTITY_KEY, log_key
+from pydanube.broker.cluster.node_records import FOUNDER_LOG_KEY, IDENTITY_KEY, log_key, node_key
 from pydanube.broker.cluster.owners import ClusterOwners
 from pydanube.broker.cluster.parts import ClusterParts, sole_cluster
 from pydanube.broker.observe.tracing import BatchTracer
@@ -435,7 +435,7 @@ class Server:
         self._parts.callback(directory.close)
         directory.add_part(METADATA_PART)
         opened = Opened(store, directory, objects, joining.founder)
-        await self._refuse_older_metadata(store, path, opened.log_key)
+        await self._refuse_older_metadata(store, path, opened.log_key, joining.name)
         return opened
 
     async def _check_member(self, store: MetadataStore, joining: Joining) -> None:
@@ -454,7 +454,8 @@ class Server:
                 await objects.close()
         _, parts = DataDirectory.peek(disk, settings.server.data_dir) or (None, frozenset())
         check_manifest(disk, settings.log_directory, joining.identity, must_exist=LOG_PART in parts)
-        await self._refuse_older_metadata(store, settings.server.data_dir, own_log_key(joining.log, joining.founder))
+        own_key = own_log_key(joining.log, joining.founder)
+        await self._refuse_older_metadata(store, settings.server.data_dir, own_key, joining.name)
         token, tls = self._peer_credentials()
         await refuse_copy(store, joining, lambda session: is_living(session, self._components.clock, token, tls))
 
@@ -657,9 +658,9 @@ class Server:
         directory.add_part(METADATA_PART)
         await self._refuse_older_metadata(store, directory.path, FOUNDER_LOG_KEY)
 
-    async def _refuse_older_metadata(self, store: MetadataStore, path: Path, own_key: str) -> None:
+    async def _refuse_older_metadata(self, store: MetadataStore, path: Path, own_key: str, name: str = "") -> None:
         """Refuse metadata that is older than the data directory: it would give out ids and offsets a second time.
-        `own_key`: that of the broker's log."""
+        `own_key`: that of the broker's log; `name`: that of a broker of a cluster, which may have been removed."""
         disk, place = self._components.disk, self._settings.metadata_place
         seen = read_seen(disk, path)
         if seen is None:
@@ -670,6 +671,12 @@ class Server:
         is_restored = not identity.generation.may_continue(former)
         if lacks := lacks_mark(await store.get(own_key), read_mark(disk, path, identity.store_id)):
             how = ", and it was made anew" if is_restored else ""
+            if name and await store.get(node_key(name)) is None:
+                raise Refused(
+                    f"{place} does not know broker {name!r}, and {path} has its log: if it was removed from its "
+                    f"cluster (`danube brokers remove`), start it with an empty directory; if not, the metadata is "
+                    f"older than the directory{how}: put back the newest copy"
+                )
             raise Refused(
                 f"{place} is older than {path}: {lacks}{how}; put back the newest copy of the metadata, or without one "
                 f"restore from the object store with `danube storage restore`"
