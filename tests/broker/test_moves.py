@@ -105,8 +105,11 @@ async def test_a_message_that_comes_into_memory_at_the_moment_of_the_move_is_not
     await cluster.create(ack_level=AckLevel.MEMORY)
     owner, other = pair(cluster)
     topic_id = owner.broker._registry.topic(TOPIC).topic_id
-    await owner.client.subscribe()
+    collected = await owner.client.subscribe()
     producer = await owner.client.producer()
+    await owner.client.publish(producer, [b"zero"])  # from here on a publish waits for nothing
+    await collected.wait_for(1)
+    await collected.ack((0, 1))
     answers: list[asyncio.Future[Published]] = []
     moving = asyncio.create_task(owner.partitions.hand_over((topic_id, 0), other.name))
     asyncio.get_running_loop().call_soon(lambda: answers.append(owner.client.publish(producer, [b"one"])))
