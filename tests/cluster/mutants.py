@@ -147,7 +147,7 @@ STORED_MUTANTS = [
     Mutant(
         "a marker deleted",
         "storage/slices/collecting.py",
-        "            if info.size > HEADER_BYTES  # a marker has a header alone\n",
+        "            if size > HEADER_BYTES  # a marker has a header alone\n",
         "",
         "tests/broker/test_slices_deleted.py::test_markers_are_never_deleted",
     ),

@@ -34,7 +34,7 @@ log = get_logger(__name__)
 MOVED_AT_ONCE: Final = 64
 """How many partitions are closed together: they share slices, and a partition is not closed long before its turn."""
 
-KEPT_EMPTY_AT_ONCE: Final = 8
+KEPT_EMPTY_AT_ONCE: Final = 16
 """How many partitions of a drained broker are moved together, so that the takers serve what they have meanwhile."""
 
 LOOKED_EVERY_S: Final = 1.0
