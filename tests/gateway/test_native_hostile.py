@@ -319,7 +319,8 @@ async def come_in(there: NativeListener) -> Peer | DanubeError:
     "limits", [{"connections_per_address_max": 20}, {"connections_max": 20}], ids=["address", "all"]
 )
 async def test_connections_over_the_limit_are_refused_and_places_come_free_again(limits: dict[str, int]) -> None:
-    async with open_listener(**limits) as there, neighbour(there):
+    """None of the peers answers a PING, so none may come as long as this lasts."""
+    async with open_listener(keep_alive_ms=600_000, **limits) as there, neighbour(there):
         outcomes = [await come_in(there) for _ in range(150)]
         peers = [one for one in outcomes if isinstance(one, Peer)]
         errors = [one for one in outcomes if isinstance(one, DanubeError)]
