@@ -80,7 +80,11 @@ def test_the_wheel_holds_the_package_its_types_and_its_licence(wheel: Path) -> N
     information = f"pydanube-{__version__}.dist-info/"
     shipped = {name for name in names if not name.startswith(information)}
     source = ROOT / "src"
-    files = [path for kind in ("*.py", "*.proto", "*.binpb", "*.html", "*.js") for path in source.rglob(kind)]
+    files = [
+        path
+        for kind in ("*.py", "*.proto", "*.binpb", "*.html", "*.js", "*.css", "*.svg", "*.md")
+        for path in source.rglob(kind)
+    ]
     extra = {name for name in shipped if name.startswith("pydanube/shipped/")}
     assert shipped - extra == {str(path.relative_to(source)) for path in files} | {"pydanube/py.typed"}
     with ZipFile(wheel) as archive:

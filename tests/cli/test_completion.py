@@ -45,10 +45,10 @@ printf '%s\\n' "${COMPREPLY[@]}"
     [
         ("danube topics de", {"describe", "delete"}),
         ("danube consume /default/t --type ", {"exclusive", "shared", "failover", "key-shared"}),
-        pytest.param("danube cons", {"consume"}, marks=pytest.mark.exhaustive),
+        pytest.param("danube consu", {"consume"}, marks=pytest.mark.exhaustive),
         pytest.param("danube consume /default/t --exi", {"--exit"}, marks=pytest.mark.exhaustive),
         pytest.param("danube completion ", {"bash", "zsh", "fish"}, marks=pytest.mark.exhaustive),
-        pytest.param("danube cosnume cons", {"consume"}, marks=pytest.mark.exhaustive),
+        pytest.param("danube cosnume consu", {"consume"}, marks=pytest.mark.exhaustive),
     ],
 )
 def test_bash_completes_what_was_typed(tmp_path: Path, typed: str, offered: set[str]):
