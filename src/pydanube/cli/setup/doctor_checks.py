@@ -32,6 +32,7 @@ PURPOSES: Final = {
     "arrow": "topics and batches as Arrow tables",
     "auth": "tokens (JWT) and `danube certs`",
     "cloud": "object stores s3://, gs:// and az://",
+    "console": "`danube console`, the broker in a browser",
     "etcd": "metadata of a cluster on etcd",
     "grpc": "the Danube gRPC API and storage plug-ins",
     "lakehouse": "Delta and Iceberg tables",
