@@ -56,6 +56,18 @@ async def test_the_broker_says_what_is_wrong_beside_what_was_typed(browser: Brow
     assert 'role="alert"' in page
 
 
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("create-topic", {"topic": "/default/new", "partitions": "many", "kind": "reliable"}),
+        ("redrive", {"topic": LETTERS, "partition": "0", "offset": "x", "to": ""}),
+        ("skip", {"topic": TOPIC, "subscription": SUBSCRIPTION, "partition": "0", "offset": "-1"}),
+    ],
+)
+async def test_what_is_no_number_is_called_that(browser: Browser, name: str, fields: dict[str, str]) -> None:
+    assert "is not a whole number" in await browser.send(act(name, **fields), 422, **fields)
+
+
 async def test_a_form_of_another_page_is_not_carried_out(browser: Browser) -> None:
     await browser.send(act("delete-topic", topic=TOPIC), 403, token="guessed", topic=TOPIC, typed=TOPIC)
     assert TOPIC in await browser.get(f"/topics{TOPIC}")
@@ -74,7 +86,7 @@ async def test_a_person_sees_and_does_what_the_broker_allows(secured: tuple[Brow
         await admin.create_topic("/default/yours")
         key = await admin.access.create_key("user:anna")
         await admin.access.create_binding("user:anna", ["consumer"], "/default/mine")
-    assert "API key or token" in await browser.send("/sign-in", 401, credential="wrong")
+    assert 'role="alert"' in await browser.send("/sign-in", 401, credential="wrong")
     assert "user:anna" in await browser.send("/sign-in", credential=key.secret)
     listed = await browser.get("/topics")
     assert "/default/mine" in listed

@@ -133,9 +133,7 @@ async def _foretell_delete_topic(rest: RestApi, given: Fields) -> str:
 
 async def _foretell_redrive(rest: RestApi, given: Fields) -> str:
     page = await rest.get(topic_path(given["topic"], "/dead-letters"), partition=given["partition"], limit=500)
-    letters = [
-        one for one in page["letters"] if not given["offset"] or one["message"]["offset"] == int(given["offset"])
-    ]
+    letters = [one for one in page["letters"] if given["offset"] in ("", str(one["message"]["offset"]))]
     by_topic: dict[str, int] = {}
     for one in letters:
         target = given["to"] or one["original_topic"] or "nowhere: its origin is not known, name a topic"
@@ -172,6 +170,13 @@ async def _foretell_unbind(rest: RestApi, given: Fields) -> str:
     return f"{one['subject']} will lose {', '.join(one['roles'])} on {one['resource']}."
 
 
+def _whole(given: Fields, name: str) -> int:
+    """Return a field that has to be a whole number, 0 if it is empty. Raises Refused."""
+    if given[name] and not given[name].isdecimal():
+        raise Refused(422, "Invalid", f"{name}={given[name]!r} is not a whole number")
+    return int(given[name] or 0)
+
+
 # -- doing it ----------------------------------------------------------------------------------------------------------
 
 
@@ -187,8 +192,8 @@ async def _clear(rest: RestApi, given: Fields) -> str:
 
 
 async def _skip(rest: RestApi, given: Fields) -> str:
-    offset = int(given["offset"])
-    body = {"partition": int(given["partition"]), "ranges": [[offset, offset + 1]]}
+    offset = _whole(given, "offset")
+    body = {"partition": _whole(given, "partition"), "ranges": [[offset, offset + 1]]}
     await rest.send("POST", subscription_path(given["topic"], given["subscription"], "/skip"), body)
     return f"Message {offset} was skipped."
 
@@ -207,9 +212,9 @@ async def _letters(rest: RestApi, given: Fields, way: str, extra: dict[str, Any]
     """Do the steps of a redrive until there are no more; return how many letters went and how many stayed."""
     sent = stayed = start = 0
     while start >= 0:
-        body = {"partition": int(given["partition"]), "start": start, **extra}
+        body = {"partition": _whole(given, "partition"), "start": start, **extra}
         if given["offset"]:
-            body = {"partition": int(given["partition"]), "offsets": [int(given["offset"])], **extra}
+            body = {"partition": _whole(given, "partition"), "offsets": [_whole(given, "offset")], **extra}
         step = await rest.send("POST", topic_path(given["topic"], f"/dead-letters/{way}"), body)
         sent += step.get("done", 0)
         stayed += len(step.get("stayed", []))
@@ -237,7 +242,7 @@ async def _publish(rest: RestApi, given: Fields) -> str:
 
 
 async def _create_topic(rest: RestApi, given: Fields) -> str:
-    body: dict[str, Any] = {"partitions": int(given["partitions"] or 0), "reliable": given["kind"] == "reliable"}
+    body: dict[str, Any] = {"partitions": _whole(given, "partitions"), "reliable": given["kind"] == "reliable"}
     made = await rest.send("PUT", topic_path(given["topic"]), body)
     return f"Topic {made['topic']} is there."
 

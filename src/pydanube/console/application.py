@@ -65,7 +65,9 @@ class Console:
                 response = await page(view)
             except Refused as refused:
                 if refused.status == 401:
-                    response = view.page("sign_in.html", 401, problem=str(refused) if session.credential else "")
+                    response = view.page(
+                        "sign_in.html", 401, problem=str(refused) if session.credential or form else ""
+                    )
                 else:
                     response = view.page("problem.html", refused.status, title=refused.title, problem=str(refused))
             except Away as away:

@@ -38,7 +38,7 @@ class RestApi:
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
 
     def signed_in(self, token: str) -> RestApi:
-        """Return the same with the credentials of somebody else."""
+        """Return a way to the same brokers with these credentials."""
         return RestApi(self._http, self._urls, token)
 
     async def get(self, path: str, **query: str | int | bool | None) -> Json:

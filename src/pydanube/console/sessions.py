@@ -20,7 +20,7 @@ class Session:
 
     id: str
     form_token: str = field(default_factory=lambda: secret_text(24))
-    """In every form: a page of somebody else cannot know it."""
+    """Is in every form; a page of another site does not know it, so it cannot send a form of ours."""
     credential: str = ""
     name: str = ""
     used_s: float = 0.0
